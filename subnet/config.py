@@ -1,0 +1,208 @@
+"""Frozen run configuration: everything two nodes must agree on. Its digest is part of the run's identity on chain.
+
+Each field carries its unit, and its range as a constraint that decoding enforces; `__post_init__` checks what involves
+several fields. Knobs of pay live in `incentives.config`, knobs of one node in `neurons.settings`.
+"""
+
+import enum
+from typing import Annotated
+
+from msgspec import Meta
+
+from subnet.errors import InvalidConfig
+from subnet.receipts import canonical
+from subnet.types import NumericMode, Record
+
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
+
+WIRE_COMPRESSION = 128
+"""fp32 bytes at full width over bytes sent, for activations and gradients (papers.md A5)."""
+
+
+class Bottleneck(enum.StrEnum):
+    """Designs of what crosses a pipeline cut (bottleneck.md)."""
+
+    RESBM = "resbm"
+    IOTA = "iota"
+    NONE = "none"
+    K0 = "k0"
+
+
+class OptimizerKind(enum.StrEnum):
+    """Inner optimizer: Muon for hidden matrices with AdamW for the rest, or AdamW for all."""
+
+    MUON = "muon"
+    ADAMW = "adamw"
+
+
+class ModelConfig(Record):
+    """Shape of the decoder. D = `width`, K = `bottleneck_width`."""
+
+    vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)] = 256
+    width: Annotated[int, Meta(ge=8, le=1 << 16)] = 256
+    num_layers: Annotated[int, Meta(ge=1, le=1024)] = 6
+    num_heads: Count = 4
+    num_kv_heads: Count = 4
+    ffn_width: Count = 704
+    rope_theta: Positive = 10000.0
+    norm_eps: Annotated[float, Meta(gt=0, le=0.1)] = 1e-5
+    init_std: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    bottleneck: Bottleneck = Bottleneck.RESBM
+    bottleneck_width: Annotated[int, Meta(ge=1)] = 4
+    """Channels that cross a cut in bf16; 128x means width / 64. `none` sends the whole width in float32, `k0` no channel."""
+    anchor_ids: bool = True
+    """Whether the receiver of a cut adds an embedding of the token ids, which it has from the corpus."""
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+
+    def __post_init__(self) -> None:
+        if self.width % self.num_heads or (self.width // self.num_heads) % 2:
+            raise InvalidConfig(
+                f"model.width / model.num_heads must be an even whole number, got {self.width} / {self.num_heads}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise InvalidConfig(
+                f"model.num_heads must be a multiple of model.num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
+            )
+        if self.bottleneck_width > self.width:
+            raise InvalidConfig(
+                f"model.bottleneck_width must be in [1, model.width = {self.width}], got {self.bottleneck_width}"
+            )
+
+
+class TrainingConfig(Record):
+    """What one epoch of one miner looks like. B = `microbatch_size`, T = `num_tokens`."""
+
+    num_stages: Annotated[int, Meta(ge=1, le=256)] = 3
+    microbatch_size: Count = 8
+    num_tokens: Annotated[int, Meta(ge=2, le=1 << 20)] = 128
+    accumulate: Count = 4
+    """Backward passes in one inner step."""
+    max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Samples a miner holds open between their forward and their backward."""
+    optimizer: OptimizerKind = OptimizerKind.MUON
+    learning_rate: Positive = 0.02
+    """Step size of Muon; unused with AdamW alone."""
+    adamw_learning_rate: Positive = 0.003
+    weight_decay: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    grad_clip: Positive = 1.0
+    """Norm limit for the whole model; a stage gets its share, 1.0 * sqrt(stage params / total params)."""
+    warmup_steps: Annotated[int, Meta(ge=0)] = 10
+    """Inner steps over which the learning rate rises, counted over the whole run."""
+    outer_learning_rate: Positive = 0.7
+    outer_momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    min_batches: Annotated[int, Meta(ge=1)] = 8
+    """B_min: backward passes a miner needs in an epoch to take part in its merge."""
+    quorum: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    """Fraction of each stage's miners that must have reached `target_batches` for training to end early."""
+    target_batches: Count = 48
+    num_epochs: Annotated[int, Meta(ge=0)] = 0
+    """Epochs after which the run closes; 0 runs for ever."""
+    modes: tuple[NumericMode, ...] = (NumericMode.FP32, NumericMode.BF16_AUTOCAST)
+
+    def __post_init__(self) -> None:
+        if self.min_batches > self.target_batches:
+            raise InvalidConfig(
+                f"training.min_batches must be in [1, training.target_batches = {self.target_batches}], got {self.min_batches}"
+            )
+        if not self.modes:
+            raise InvalidConfig("training.modes must name at least one of fp32, bf16_autocast")
+
+
+class CorpusConfig(Record):
+    """Which text, and how it becomes token ids."""
+
+    name: str = "sotu"
+    tokenizer: str = "bytes"
+    heldout_fraction: Annotated[float, Meta(gt=0, lt=0.5)] = 0.05
+    seed: Annotated[int, Meta(ge=0)] = 0
+
+
+class MergeConfig(Record):
+    """Butterfly all-reduce (papers.md A6, trust.md 5)."""
+
+    chunk_bytes: Annotated[int, Meta(ge=64, multiple_of=64)] = 65536
+    """Uploads are committed chunk by chunk; shard edges fall on chunk edges."""
+    weight_cap: Annotated[float, Meta(ge=1)] = 2.0
+    """Largest merge weight, over the median of the stage."""
+    norm_cap: Annotated[float, Meta(ge=1)] = 1.0
+    """A shard longer than this times the median norm is scaled down to it."""
+
+
+class AuditConfig(Record):
+    """Challenges and the measures of a replay (trust.md 1 and 2)."""
+
+    probability: Fraction = 0.1
+    """Chance that a miner is audited in an epoch."""
+    checkpoint_every: Count = 4
+    """Inner steps between two checkpoints; a segment lies between them."""
+    max_rel_d: Positive = 0.04
+    max_rel_d_token: Positive = 0.25
+    min_norm_ratio: Fraction = 0.9
+    max_norm_ratio: Annotated[float, Meta(ge=1)] = 1.1
+    max_rel_dw: Positive = 0.25
+    max_loss_error: Positive = 1e-3
+    max_single_rel_d: Positive = 0.5
+    """One micro-batch above this fails alone; below it a failure needs two."""
+    ban_epochs: Annotated[int, Meta(ge=1)] = 216
+    probation_epochs: Annotated[int, Meta(ge=0)] = 30
+    absences_to_fail: Annotated[int, Meta(ge=1)] = 2
+    absence_window_epochs: Count = 30
+
+
+class DeadlineConfig(Record):
+    """Upper bounds in seconds; phases end earlier when their quorum is complete."""
+
+    gathering_s: Seconds = 120.0
+    """Wait for the first miners before the first epoch starts with those that came."""
+    training_s: Seconds = 1200.0
+    committing_s: Seconds = 60.0
+    uploading_s: Seconds = 300.0
+    merging_s: Seconds = 300.0
+    ready_s: Seconds = 30.0
+    """Wait for miners to load a published epoch before the next begins without them."""
+    sample_s: Seconds = 60.0
+    """Life of a lease."""
+    challenge_s: Seconds = 120.0
+    """For a challenged miner to present its segment."""
+    verdict_s: Seconds = 300.0
+    """For a validator to answer; then another is drawn."""
+    silent_s: Seconds = 30.0
+    """A miner not heard of for this long is re-routed around."""
+
+
+class RunConfig(Record):
+    """Everything the nodes of one run agree on."""
+
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    corpus: CorpusConfig = CorpusConfig()
+    merge: MergeConfig = MergeConfig()
+    audit: AuditConfig = AuditConfig()
+    deadlines: DeadlineConfig = DeadlineConfig()
+
+    def __post_init__(self) -> None:
+        if self.model.num_layers < self.training.num_stages:
+            raise InvalidConfig(
+                f"training.num_stages must be in [1, model.num_layers = {self.model.num_layers}], got {self.training.num_stages}"
+            )
+
+    @property
+    def wire_shape(self) -> tuple[int, int, int]:
+        """Shape of every tensor that crosses a cut: (B, T, K), or (B, T, D) uncut, or (B, T, 1) of zeros for the k0 control."""
+        width = {Bottleneck.NONE: self.model.width, Bottleneck.K0: 1}.get(
+            self.model.bottleneck, self.model.bottleneck_width
+        )
+        return (self.training.microbatch_size, self.training.num_tokens, width)
+
+    @property
+    def wire_item_bytes(self) -> int:
+        """Bytes of one value on the wire: bf16, except uncut streams, which stay float32."""
+        return 4 if self.model.bottleneck is Bottleneck.NONE else 2
+
+
+def config_bytes(config: RunConfig) -> bytes:
+    """Canonical JSON; its blake3 stands in the owner's on-chain record."""
+    return canonical(config)

@@ -1,0 +1,208 @@
+"""Values that travel through the whole system. Records that cross a wire or enter the ledger are frozen structs."""
+
+import enum
+from typing import NewType
+
+import msgspec
+
+Hotkey = NewType("Hotkey", str)
+"""SS58 address of a key that signs; every state of this project is kept by hotkey, never by uid."""
+Uid = NewType("Uid", int)
+"""A slot on the subnet now; slots are reused, so a uid is looked up at the moment of use."""
+StageIndex = NewType("StageIndex", int)
+Epoch = NewType("Epoch", int)
+SampleId = NewType("SampleId", int)
+"""Index of a microbatch within its epoch; `(epoch, sample) -> tokens` is pure."""
+Digest = NewType("Digest", str)
+"""Lower-case hex blake3 of the bytes named, 64 characters."""
+
+NO_DIGEST = Digest("")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of records that cross a wire or enter the ledger: immutable, strict on decode."""
+
+
+class Direction(enum.StrEnum):
+    """What one receipt attests."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+    DROP = "drop"
+
+
+class Phase(enum.StrEnum):
+    """Phases of an epoch, in order (system.md 3); `finished` follows the last epoch of a bounded run."""
+
+    GATHERING = "gathering"
+    TRAINING = "training"
+    COMMITTING = "committing"
+    UPLOADING = "uploading"
+    MERGING = "merging"
+    PUBLISHED = "published"
+    CLOSING = "closing"
+    FINISHED = "finished"
+
+
+class Outcome(enum.StrEnum):
+    """Tri-state outcome of an audit (trust.md 1.5)."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+class NumericMode(enum.StrEnum):
+    """How a miner computes; checked against the run's allow-list at assignment."""
+
+    FP32 = "fp32"
+    BF16_AUTOCAST = "bf16_autocast"
+
+
+class BlobRef(Record):
+    """An immutable object: its key in the blob store, the digest and size of its bytes."""
+
+    key: str
+    digest: Digest
+    size_bytes: int
+
+
+class Endpoint(Record):
+    """Where a node listens for peers."""
+
+    host: str
+    port: int
+
+
+class Lease(Record):
+    """The right to work on one sample along one pathway (trust.md 1.2).
+
+    `hops[k]` is the miner of stage k. `attempt` grows by one at each re-route. `deadline_s` is unix time;
+    work that ends later earns nothing. `signature` is the orchestrator's, hex, over `lease_bytes`.
+    """
+
+    run_id: str
+    epoch: Epoch
+    sample: SampleId
+    branch: int
+    attempt: int
+    hops: tuple[Hotkey, ...]
+    deadline_s: float
+    signature: str = ""
+
+
+class Receipt(Record):
+    """One entry of a miner's receipt chain (trust.md 1.1).
+
+    `input_digest` and `output_digest` are of the payload bytes received and sent. The last stage's forward has the
+    digest of its float32 loss as output and carries `loss`. A STEP has no digests and `sample` -1.
+    """
+
+    run_id: str
+    epoch: Epoch
+    sample: SampleId
+    branch: int
+    stage: StageIndex
+    direction: Direction
+    params_version: int
+    input_digest: Digest = NO_DIGEST
+    output_digest: Digest = NO_DIGEST
+    loss: float | None = None
+
+
+class Checkpoint(Record):
+    """Params and optimizer state with nothing in flight: digest, and its place in the receipt chain.
+
+    `num_steps` is the params version; `num_receipts` and `head` say how long the chain was when it was taken.
+    """
+
+    digest: Digest
+    num_steps: int
+    num_receipts: int
+    head: Digest
+
+
+class Measures(Record):
+    """What a replay measured (trust.md 2); ratios without unit, NaN never appears.
+
+    `rel_d` and `rel_d_token` are medians over the segment of the whole-tensor and the worst-token distance,
+    `rel_d_max` the largest whole-tensor one; `rel_dw` compares the segment's change of params; `loss_error` is the
+    largest relative error of a reported loss. `cosine` and `norm_ratio` are what the published rule looks at.
+    """
+
+    num_passes: int
+    num_failing: int
+    rel_d: float
+    rel_d_max: float
+    rel_d_token: float
+    rel_d_backward: float
+    rel_dw: float
+    loss_error: float
+    cosine: float
+    norm_ratio: float
+
+
+class Verdict(Record):
+    """A validator's signed finding about one segment of one miner's epoch."""
+
+    run_id: str
+    epoch: Epoch
+    hotkey: Hotkey
+    segment: int
+    validator: Hotkey
+    outcome: Outcome
+    reason: str
+    measures: Measures | None = None
+    published_rule_passes: bool | None = None
+    signature: str = ""
+
+
+class Neuron(Record):
+    """One registered key of the subnet, as one metagraph shows it. Stakes and emission in alpha."""
+
+    uid: Uid
+    hotkey: Hotkey
+    coldkey: str
+    stake: float
+    validator_permit: bool
+    registered_at_block: int
+    last_update_block: int
+    is_active: bool
+    incentive: float
+    dividends: float
+    emission: float
+    endpoint: Endpoint | None = None
+
+
+class Metagraph(Record):
+    """Every neuron of a subnet at one block; the only place where a uid is looked up."""
+
+    netuid: int
+    at_block: int
+    owner_hotkey: Hotkey
+    tempo: int
+    neurons: tuple[Neuron, ...]
+
+    def by_hotkey(self) -> dict[Hotkey, Neuron]:
+        """Neurons by the key that signs."""
+        return {neuron.hotkey: neuron for neuron in self.neurons}
+
+
+class Contribution(Record):
+    """Credited work of one hotkey in one epoch: `units` completed backwards, `volume` weighted by stage FLOPs."""
+
+    hotkey: Hotkey
+    epoch: Epoch
+    stage: StageIndex
+    units: int
+    volume: float
+
+
+class PathwayLoss(Record):
+    """Loss of one completed sample and the miners it passed through, first stage first."""
+
+    epoch: Epoch
+    sample: SampleId
+    pathway: tuple[Hotkey, ...]
+    loss: float

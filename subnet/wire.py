@@ -1,0 +1,405 @@
+"""Messages between a node and the orchestrator: strict decode and encode, one table for both sides.
+
+Every request names itself by its tag; `request_id` is the envelope's, so a repeat of a lost answer is recognised. A field
+or a kind that is not known here is refused: both sides then see which of them to update (`PROTOCOL_VERSION`).
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from subnet.errors import ProtocolViolation
+from subnet.receipts import canonical
+from subnet.types import (
+    BlobRef,
+    Checkpoint,
+    Digest,
+    Endpoint,
+    Epoch,
+    Hotkey,
+    Lease,
+    NumericMode,
+    Phase,
+    Receipt,
+    SampleId,
+    StageIndex,
+    Verdict,
+)
+
+PROTOCOL_VERSION = 1
+REQUEST_LIMIT_BYTES = 1 << 20
+RESPONSE_LIMIT_BYTES = 64 << 20
+
+T = TypeVar("T")
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True):
+    """Base of requests and responses; the class name is the tag."""
+
+
+# ---- requests that change the record -------------------------------------------------------------------------------
+
+
+class Join(Message):
+    """A miner asks for a stage, or says that it is back. Answer: Joined."""
+
+    endpoint: Endpoint
+    mode: NumericMode
+    protocol_version: int = PROTOCOL_VERSION
+    session: str = ""
+    """Drawn anew by each process, so that two processes on one hotkey are told apart."""
+
+
+class Resume(Message):
+    """A miner that restarted in the middle of an epoch goes on from its checkpoint; receipts after it are void. Answer: Done."""
+
+    epoch: Epoch
+    num_receipts: int
+    head: Digest
+
+
+class Ready(Message):
+    """A miner holds the params that `epoch` starts from; `anchor` is their snapshot's digest. Answer: Done."""
+
+    epoch: Epoch
+    anchor: Digest
+
+
+class LeaseSamples(Message):
+    """A miner of stage 0 asks for up to `count` samples. Answer: Leases."""
+
+    epoch: Epoch
+    count: int
+
+
+class Reroute(Message):
+    """The pass could not be delivered to `lease.hops[stage]`; ask for another miner of that stage. Answer: Leases."""
+
+    lease: Lease
+    stage: StageIndex
+
+
+class PostReceipts(Message):
+    """Receipts that follow the first `num_before` of the chain; `head` is the head after them. Answer: Ack."""
+
+    epoch: Epoch
+    num_before: int
+    receipts: tuple[Receipt, ...]
+    head: Digest
+
+
+class CommitEpoch(Message):
+    """A miner's last word on an epoch, before anything is drawn (trust.md 1.1, 1.3, 5). Answer: Done.
+
+    `chunk_digests` are of the upload's chunks in order; `num_batches` is its merge weight.
+    """
+
+    epoch: Epoch
+    num_receipts: int
+    head: Digest
+    checkpoints: tuple[Checkpoint, ...]
+    num_batches: int
+    upload_digest: Digest
+    upload_bytes: int
+    chunk_digests: tuple[Digest, ...]
+
+
+class UploadDone(Message):
+    """The committed pseudo-gradient lies in the blob store. Answer: Done."""
+
+    epoch: Epoch
+
+
+class ReducedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One copy of one merged shard, as its reducer stored it."""
+
+    shard: int
+    ref: BlobRef
+
+
+class ReportReduced(Message):
+    """A reducer stored its copies of these shards. Answer: Done."""
+
+    epoch: Epoch
+    shards: tuple[ReducedShard, ...]
+
+
+class ReportOuter(Message):
+    """Digest of the snapshot (params, outer momentum) after the outer step. Answer: Done."""
+
+    epoch: Epoch
+    digest: Digest
+    size_bytes: int
+
+
+class SnapshotDone(Message):
+    """A drawn miner stored the snapshot that joiners will load. Answer: Done."""
+
+    epoch: Epoch
+    ref: BlobRef
+
+
+class AnswerChallenge(Message):
+    """The challenged segment's evidence lies in the blob store. Answer: Done."""
+
+    epoch: Epoch
+    segment: int
+    start: BlobRef
+    end: BlobRef
+    evidence: BlobRef
+
+
+class PostVerdict(Message):
+    """A validator's signed finding. Answer: Done."""
+
+    verdict: Verdict
+
+
+class PostEvaluation(Message):
+    """Held-out loss of a published epoch, nats per token; `loss_wires_zeroed` with nothing crossing the cuts. Answer: Done."""
+
+    epoch: Epoch
+    loss: float
+    loss_wires_zeroed: float
+
+
+class PostScores(Message):
+    """What a validator computed from the sealed segment and is about to put on chain. Answer: Done."""
+
+    segment: int
+    ledger_head: Digest
+    scores: dict[Hotkey, float]
+    weights: dict[Hotkey, float]
+
+
+class Leave(Message):
+    """A miner stops; it says what it could not finish. Answer: Done."""
+
+    num_open_samples: int
+    session: str = ""
+
+
+# ---- requests that only read ---------------------------------------------------------------------------------------
+
+
+class Poll(Message):
+    """Wait up to `wait_s` for a directive newer than `known_version`. Answer: Directive."""
+
+    known_version: int
+    wait_s: float
+    session: str = ""
+
+
+class RequestUpload(Message):
+    """Where to put an object; the orchestrator makes the key. Answer: UploadGrant."""
+
+    kind: str
+    """One of upload, shard, snapshot, checkpoint, evidence."""
+    epoch: Epoch
+    name: str
+    """Tells objects of one kind apart: shard number, segment number; letters, digits, dash."""
+    digest: Digest
+    size_bytes: int
+
+
+class RequestDownload(Message):
+    """URLs of objects. Answer: DownloadGrant."""
+
+    keys: tuple[str, ...]
+
+
+class GetMergePlan(Message):
+    """The merge of the caller's stage. Answer: MergePlan."""
+
+    epoch: Epoch
+
+
+Request = (
+    Join | Resume | Ready | LeaseSamples | Reroute | PostReceipts | CommitEpoch | UploadDone | ReportReduced | ReportOuter
+    | SnapshotDone | AnswerChallenge | PostVerdict | PostEvaluation | PostScores | Leave
+    | Poll | RequestUpload | RequestDownload | GetMergePlan
+)  # fmt: skip
+READS = (Poll, RequestUpload, RequestDownload, GetMergePlan)
+
+
+# ---- responses -----------------------------------------------------------------------------------------------------
+
+
+class Done(Message):
+    """Recorded."""
+
+
+class Joined(Message):
+    """The stage a miner holds and the epoch it will first work in."""
+
+    stage: StageIndex
+    first_epoch: Epoch
+    note: str
+
+
+class Leases(Message):
+    """Signed leases; fewer than asked for when the epoch has no more for this miner now."""
+
+    leases: tuple[Lease, ...]
+
+
+class Ack(Message):
+    """Signed word of the orchestrator that the chain up to `head` is recorded (receipts.ack_bytes)."""
+
+    epoch: Epoch
+    num_receipts: int
+    head: Digest
+    signature: str
+
+
+class UploadGrant(Message):
+    """A presigned URL that takes exactly the announced bytes."""
+
+    ref: BlobRef
+    url: str
+
+
+class DownloadGrant(Message):
+    """Presigned URLs, in the order of the keys asked for."""
+
+    urls: tuple[str, ...]
+
+
+class Upload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One miner's accepted pseudo-gradient, with what was committed about it."""
+
+    hotkey: Hotkey
+    num_batches: int
+    ref: BlobRef
+    chunk_digests: tuple[Digest, ...]
+
+
+class ShardPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Elements [start, stop) of the flat vector and the two miners (one when N = 1) that reduce them."""
+
+    shard: int
+    start: int
+    stop: int
+    reducers: tuple[Hotkey, ...]
+
+
+class MergePlan(Message):
+    """Everything a reducer of one stage needs; uploads are sorted by hotkey."""
+
+    epoch: Epoch
+    stage: StageIndex
+    num_elements: int
+    uploads: tuple[Upload, ...]
+    shards: tuple[ShardPlan, ...]
+
+
+class StagePeer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who can be reached where, for delivering frames."""
+
+    hotkey: Hotkey
+    stage: StageIndex
+    endpoint: Endpoint
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One audited segment. A miner sees its own until it has answered; a validator sees answered ones that it must judge.
+
+    `start` and `end` are the checkpoints the segment lies between, `evidence` its records; None until answered.
+    """
+
+    epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+    segment: int
+    start_checkpoint: Checkpoint
+    end_checkpoint: Checkpoint
+    deadline_s: float
+    start: BlobRef | None = None
+    end: BlobRef | None = None
+    evidence: BlobRef | None = None
+
+
+class Directive(Message):
+    """What one node should do now: a pure view of the orchestrator's state, so a restarted node needs nothing else.
+
+    `snapshot` is the published epoch that `epoch` starts from, for the caller's stage (for a validator, `snapshots` holds
+    every stage). `merged` is complete or empty: the stage's accepted shards, in order. `note` says why nothing is to do.
+    """
+
+    version: int
+    epoch: Epoch
+    phase: Phase
+    phase_deadline_s: float
+    stage: StageIndex | None = None
+    is_in_roster: bool = False
+    """Whether the caller works in this epoch; else it loads the snapshot and waits for the next."""
+    peers: tuple[StagePeer, ...] = ()
+    snapshot: BlobRef | None = None
+    snapshots: tuple[BlobRef, ...] = ()
+    has_committed: bool = False
+    has_uploaded: bool = False
+    is_accepted: bool = False
+    merged: tuple[ReducedShard, ...] = ()
+    must_upload_snapshot: bool = False
+    challenges: tuple[Challenge, ...] = ()
+    evaluate_epoch: Epoch | None = None
+    sealed_segments: int = 0
+    note: str = ""
+
+
+class ErrorBody(Message):
+    """Body of every answer that is not 200; `code` is stable, `reason` is for people and names the remedy."""
+
+    code: str
+    reason: str
+
+
+Response = Done | Joined | Leases | Ack | UploadGrant | DownloadGrant | MergePlan | Directive | ErrorBody
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request and the id under which its answer is kept."""
+
+    request_id: str
+    request: Request
+
+
+_decoders: dict[object, msgspec.json.Decoder[object]] = {}
+
+
+def encode(message: object) -> bytes:
+    """Canonical JSON."""
+    return canonical(message)
+
+
+def decode(kind: type[T], body: bytes, *, limit_bytes: int = REQUEST_LIMIT_BYTES) -> T:
+    """`body` as a `kind` (a struct or a union of them). Raises ProtocolViolation naming what is wrong and where."""
+    if len(body) > limit_bytes:
+        raise ProtocolViolation(f"message of {len(body)} bytes, limit {limit_bytes}")
+    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    try:
+        return decoder.decode(body)  # type: ignore[return-value]  # the decoder is built from `kind`
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolViolation(f"message does not decode: {error}") from error
+
+
+class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The owner's one commitment on chain: how to find the run, and the newest roots of its record (chain.md 2).
+
+    Short names keep it inside the chain's space limit: `u` orchestrator URL, `r` run id, `v` protocol version, `c` digest of
+    the run's configuration, `e` epoch of the commit root `m`, `n` number of sealed segments, `s` ledger head after them.
+    """
+
+    u: str
+    r: str
+    v: int
+    c: str
+    e: int = -1
+    m: str = ""
+    n: int = 0
+    s: str = ""
+
+
+def sample_key(epoch: Epoch, sample: SampleId, branch: int) -> tuple[int, int, int]:
+    """Identity of a microbatch in one miner's books."""
+    return (int(epoch), int(sample), branch)

@@ -38,7 +38,7 @@ class OptimizerKind(enum.StrEnum):
     ADAMW = "adamw"
 
 
-class ModelConfig(Record):
+class ModelConfig(Record, frozen=True):
     """Shape of the decoder. D = `width`, K = `bottleneck_width`."""
 
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)] = 256
@@ -72,7 +72,7 @@ class ModelConfig(Record):
             )
 
 
-class TrainingConfig(Record):
+class TrainingConfig(Record, frozen=True):
     """What one epoch of one miner looks like. B = `microbatch_size`, T = `num_tokens`."""
 
     num_stages: Annotated[int, Meta(ge=1, le=256)] = 3
@@ -111,7 +111,7 @@ class TrainingConfig(Record):
             raise InvalidConfig("training.modes must name at least one of fp32, bf16_autocast")
 
 
-class CorpusConfig(Record):
+class CorpusConfig(Record, frozen=True):
     """Which text, and how it becomes token ids."""
 
     name: str = "sotu"
@@ -120,7 +120,7 @@ class CorpusConfig(Record):
     seed: Annotated[int, Meta(ge=0)] = 0
 
 
-class MergeConfig(Record):
+class MergeConfig(Record, frozen=True):
     """Butterfly all-reduce (papers.md A6, trust.md 5)."""
 
     chunk_bytes: Annotated[int, Meta(ge=64, multiple_of=64)] = 65536
@@ -131,7 +131,7 @@ class MergeConfig(Record):
     """A shard longer than this times the median norm is scaled down to it."""
 
 
-class AuditConfig(Record):
+class AuditConfig(Record, frozen=True):
     """Challenges and the measures of a replay (trust.md 1 and 2)."""
 
     probability: Fraction = 0.1
@@ -152,7 +152,7 @@ class AuditConfig(Record):
     absence_window_epochs: Count = 30
 
 
-class DeadlineConfig(Record):
+class DeadlineConfig(Record, frozen=True):
     """Upper bounds in seconds; phases end earlier when their quorum is complete."""
 
     gathering_s: Seconds = 120.0
@@ -173,7 +173,7 @@ class DeadlineConfig(Record):
     """A miner not heard of for this long is re-routed around."""
 
 
-class RunConfig(Record):
+class RunConfig(Record, frozen=True):
     """Everything the nodes of one run agree on."""
 
     model: ModelConfig = ModelConfig()

@@ -27,7 +27,7 @@ def digest(data: bytes | memoryview) -> Digest:
     return Digest(blake3.blake3(data).hexdigest())
 
 
-class FrameHeader(Record):
+class FrameHeader(Record, frozen=True):
     """What a frame is about; `stage` is the receiving stage, `direction` FORWARD (activation) or BACKWARD (its gradient)."""
 
     lease: Lease

@@ -60,7 +60,7 @@ class NumericMode(enum.StrEnum):
     BF16_AUTOCAST = "bf16_autocast"
 
 
-class BlobRef(Record):
+class BlobRef(Record, frozen=True):
     """An immutable object: its key in the blob store, the digest and size of its bytes."""
 
     key: str
@@ -68,14 +68,14 @@ class BlobRef(Record):
     size_bytes: int
 
 
-class Endpoint(Record):
+class Endpoint(Record, frozen=True):
     """Where a node listens for peers."""
 
     host: str
     port: int
 
 
-class Lease(Record):
+class Lease(Record, frozen=True):
     """The right to work on one sample along one pathway (trust.md 1.2).
 
     `hops[k]` is the miner of stage k. `attempt` grows by one at each re-route. `deadline_s` is unix time;
@@ -92,7 +92,7 @@ class Lease(Record):
     signature: str = ""
 
 
-class Receipt(Record):
+class Receipt(Record, frozen=True):
     """One entry of a miner's receipt chain (trust.md 1.1).
 
     `input_digest` and `output_digest` are of the payload bytes received and sent. The last stage's forward has the
@@ -111,7 +111,7 @@ class Receipt(Record):
     loss: float | None = None
 
 
-class Checkpoint(Record):
+class Checkpoint(Record, frozen=True):
     """Params and optimizer state with nothing in flight: digest, and its place in the receipt chain.
 
     `num_steps` is the params version; `num_receipts` and `head` say how long the chain was when it was taken.
@@ -123,7 +123,7 @@ class Checkpoint(Record):
     head: Digest
 
 
-class Measures(Record):
+class Measures(Record, frozen=True):
     """What a replay measured (trust.md 2); ratios without unit, NaN never appears.
 
     `rel_d` and `rel_d_token` are medians over the segment of the whole-tensor and the worst-token distance,
@@ -143,7 +143,7 @@ class Measures(Record):
     norm_ratio: float
 
 
-class Verdict(Record):
+class Verdict(Record, frozen=True):
     """A validator's signed finding about one segment of one miner's epoch."""
 
     run_id: str
@@ -158,7 +158,7 @@ class Verdict(Record):
     signature: str = ""
 
 
-class Neuron(Record):
+class Neuron(Record, frozen=True):
     """One registered key of the subnet, as one metagraph shows it. Stakes and emission in alpha."""
 
     uid: Uid
@@ -175,7 +175,7 @@ class Neuron(Record):
     endpoint: Endpoint | None = None
 
 
-class Metagraph(Record):
+class Metagraph(Record, frozen=True):
     """Every neuron of a subnet at one block; the only place where a uid is looked up."""
 
     netuid: int
@@ -189,7 +189,7 @@ class Metagraph(Record):
         return {neuron.hotkey: neuron for neuron in self.neurons}
 
 
-class Contribution(Record):
+class Contribution(Record, frozen=True):
     """Credited work of one hotkey in one epoch: `units` completed backwards, `volume` weighted by stage FLOPs."""
 
     hotkey: Hotkey
@@ -199,7 +199,7 @@ class Contribution(Record):
     volume: float
 
 
-class PathwayLoss(Record):
+class PathwayLoss(Record, frozen=True):
     """Loss of one completed sample and the miners it passed through, first stage first."""
 
     epoch: Epoch

@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # ---- requests that change the record -------------------------------------------------------------------------------
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """A miner asks for a stage, or says that it is back. Answer: Joined."""
 
     endpoint: Endpoint
@@ -50,7 +50,7 @@ class Join(Message):
     """Drawn anew by each process, so that two processes on one hotkey are told apart."""
 
 
-class Resume(Message):
+class Resume(Message, frozen=True):
     """A miner that restarted in the middle of an epoch goes on from its checkpoint; receipts after it are void. Answer: Done."""
 
     epoch: Epoch
@@ -58,28 +58,28 @@ class Resume(Message):
     head: Digest
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """A miner holds the params that `epoch` starts from; `anchor` is their snapshot's digest. Answer: Done."""
 
     epoch: Epoch
     anchor: Digest
 
 
-class LeaseSamples(Message):
+class LeaseSamples(Message, frozen=True):
     """A miner of stage 0 asks for up to `count` samples. Answer: Leases."""
 
     epoch: Epoch
     count: int
 
 
-class Reroute(Message):
+class Reroute(Message, frozen=True):
     """The pass could not be delivered to `lease.hops[stage]`; ask for another miner of that stage. Answer: Leases."""
 
     lease: Lease
     stage: StageIndex
 
 
-class PostReceipts(Message):
+class PostReceipts(Message, frozen=True):
     """Receipts that follow the first `num_before` of the chain; `head` is the head after them. Answer: Ack."""
 
     epoch: Epoch
@@ -88,7 +88,7 @@ class PostReceipts(Message):
     head: Digest
 
 
-class CommitEpoch(Message):
+class CommitEpoch(Message, frozen=True):
     """A miner's last word on an epoch, before anything is drawn (trust.md 1.1, 1.3, 5). Answer: Done.
 
     `chunk_digests` are of the upload's chunks in order; `num_batches` is its merge weight.
@@ -104,7 +104,7 @@ class CommitEpoch(Message):
     chunk_digests: tuple[Digest, ...]
 
 
-class UploadDone(Message):
+class UploadDone(Message, frozen=True):
     """The committed pseudo-gradient lies in the blob store. Answer: Done."""
 
     epoch: Epoch
@@ -117,14 +117,14 @@ class ReducedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ref: BlobRef
 
 
-class ReportReduced(Message):
+class ReportReduced(Message, frozen=True):
     """A reducer stored its copies of these shards. Answer: Done."""
 
     epoch: Epoch
     shards: tuple[ReducedShard, ...]
 
 
-class ReportOuter(Message):
+class ReportOuter(Message, frozen=True):
     """Digest of the snapshot (params, outer momentum) after the outer step. Answer: Done."""
 
     epoch: Epoch
@@ -132,14 +132,14 @@ class ReportOuter(Message):
     size_bytes: int
 
 
-class SnapshotDone(Message):
+class SnapshotDone(Message, frozen=True):
     """A drawn miner stored the snapshot that joiners will load. Answer: Done."""
 
     epoch: Epoch
     ref: BlobRef
 
 
-class AnswerChallenge(Message):
+class AnswerChallenge(Message, frozen=True):
     """The challenged segment's evidence lies in the blob store. Answer: Done."""
 
     epoch: Epoch
@@ -149,13 +149,13 @@ class AnswerChallenge(Message):
     evidence: BlobRef
 
 
-class PostVerdict(Message):
+class PostVerdict(Message, frozen=True):
     """A validator's signed finding. Answer: Done."""
 
     verdict: Verdict
 
 
-class PostEvaluation(Message):
+class PostEvaluation(Message, frozen=True):
     """Held-out loss of a published epoch, nats per token; `loss_wires_zeroed` with nothing crossing the cuts. Answer: Done."""
 
     epoch: Epoch
@@ -163,7 +163,7 @@ class PostEvaluation(Message):
     loss_wires_zeroed: float
 
 
-class PostScores(Message):
+class PostScores(Message, frozen=True):
     """What a validator computed from the sealed segment and is about to put on chain. Answer: Done."""
 
     segment: int
@@ -172,7 +172,7 @@ class PostScores(Message):
     weights: dict[Hotkey, float]
 
 
-class Leave(Message):
+class Leave(Message, frozen=True):
     """A miner stops; it says what it could not finish. Answer: Done."""
 
     num_open_samples: int
@@ -182,7 +182,7 @@ class Leave(Message):
 # ---- requests that only read ---------------------------------------------------------------------------------------
 
 
-class Poll(Message):
+class Poll(Message, frozen=True):
     """Wait up to `wait_s` for a directive newer than `known_version`. Answer: Directive."""
 
     known_version: int
@@ -190,7 +190,7 @@ class Poll(Message):
     session: str = ""
 
 
-class RequestUpload(Message):
+class RequestUpload(Message, frozen=True):
     """Where to put an object; the orchestrator makes the key. Answer: UploadGrant."""
 
     kind: str
@@ -202,13 +202,13 @@ class RequestUpload(Message):
     size_bytes: int
 
 
-class RequestDownload(Message):
+class RequestDownload(Message, frozen=True):
     """URLs of objects. Answer: DownloadGrant."""
 
     keys: tuple[str, ...]
 
 
-class GetMergePlan(Message):
+class GetMergePlan(Message, frozen=True):
     """The merge of the caller's stage. Answer: MergePlan."""
 
     epoch: Epoch
@@ -225,11 +225,11 @@ READS = (Poll, RequestUpload, RequestDownload, GetMergePlan)
 # ---- responses -----------------------------------------------------------------------------------------------------
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """Recorded."""
 
 
-class Joined(Message):
+class Joined(Message, frozen=True):
     """The stage a miner holds and the epoch it will first work in."""
 
     stage: StageIndex
@@ -237,13 +237,13 @@ class Joined(Message):
     note: str
 
 
-class Leases(Message):
+class Leases(Message, frozen=True):
     """Signed leases; fewer than asked for when the epoch has no more for this miner now."""
 
     leases: tuple[Lease, ...]
 
 
-class Ack(Message):
+class Ack(Message, frozen=True):
     """Signed word of the orchestrator that the chain up to `head` is recorded (receipts.ack_bytes)."""
 
     epoch: Epoch
@@ -252,14 +252,14 @@ class Ack(Message):
     signature: str
 
 
-class UploadGrant(Message):
+class UploadGrant(Message, frozen=True):
     """A presigned URL that takes exactly the announced bytes."""
 
     ref: BlobRef
     url: str
 
 
-class DownloadGrant(Message):
+class DownloadGrant(Message, frozen=True):
     """Presigned URLs, in the order of the keys asked for."""
 
     urls: tuple[str, ...]
@@ -283,7 +283,7 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reducers: tuple[Hotkey, ...]
 
 
-class MergePlan(Message):
+class MergePlan(Message, frozen=True):
     """Everything a reducer of one stage needs; uploads are sorted by hotkey."""
 
     epoch: Epoch
@@ -319,7 +319,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     evidence: BlobRef | None = None
 
 
-class Directive(Message):
+class Directive(Message, frozen=True):
     """What one node should do now: a pure view of the orchestrator's state, so a restarted node needs nothing else.
 
     `snapshot` is the published epoch that `epoch` starts from, for the caller's stage (for a validator, `snapshots` holds
@@ -347,7 +347,7 @@ class Directive(Message):
     note: str = ""
 
 
-class ErrorBody(Message):
+class ErrorBody(Message, frozen=True):
     """Body of every answer that is not 200; `code` is stable, `reason` is for people and names the remedy."""
 
     code: str

@@ -1,0 +1,187 @@
+"""Adapters without I/O, threads or real time: for unit tests and the virtual-time simulation, same rules as the real ones."""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from subnet.adapters.grants import Grant, check_grant, check_upload, cut, grant_url, split_url
+from subnet.adapters.system import check_name
+from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.frames import digest
+from subnet.ports import Clock
+from subnet.types import BlobRef
+
+T = TypeVar("T")
+
+_BASE_URL = "memory://blobs"
+_SECRET = b"grants of a store that lives in one process"
+
+
+class ManualClock:
+    """Time that stands still unless somebody sleeps (ports.Clock)."""
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        """Unix time in seconds."""
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        """Move the time forward at once."""
+        self._now += max(0.0, seconds)
+
+
+class InlineCompute:
+    """Runs work at once on the caller's task (ports.Compute)."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Result of `work`."""
+        return work()
+
+
+class MemoryDisk:
+    """A directory in memory (ports.Disk); keep the object over a simulated kill, as a disk would."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Write atomically."""
+        self._files[check_name(name)] = bytes(data)
+
+    async def read(self, name: str) -> bytes | None:
+        """Content, or None when there is none."""
+        return self._files.get(check_name(name))
+
+    async def names(self) -> list[str]:
+        """Names present, sorted."""
+        return sorted(self._files)
+
+    async def delete(self, name: str) -> None:
+        """Remove; absence is no error."""
+        self._files.pop(check_name(name), None)
+
+
+class ReplayMemory:
+    """Keys seen within their time: bounded by rate times retention, for one process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._expires_at_s: dict[str, float] = {}
+        self._order: deque[tuple[float, str]] = deque()
+
+    async def remember_once(self, key: str, *, for_s: float) -> bool:
+        """True the first time within `for_s` seconds."""
+        now = self._clock.now()
+        while self._order and self._order[0][0] <= now:
+            expired_at_s, oldest = self._order.popleft()
+            if self._expires_at_s.get(oldest) == expired_at_s:
+                del self._expires_at_s[oldest]
+        if self._expires_at_s.get(key, now) > now:
+            return False
+        self._expires_at_s[key] = now + for_s
+        self._order.append((now + for_s, key))
+        return True
+
+
+class MemoryStateStore(ReplayMemory):
+    """Journal, nonce memory and leases of one process (ports.StateStore)."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._entries: list[bytes] = []
+        self._leases: dict[str, tuple[str, float]] = {}
+
+    async def append(self, entries: list[bytes]) -> None:
+        """Write all of `entries`, in order."""
+        self._entries.extend(bytes(entry) for entry in entries)
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Every entry ever appended, oldest first."""
+        for entry in self._entries[:]:
+            yield entry
+
+    async def hold_lease(self, name: str, holder: str, *, for_s: float) -> str:
+        """Take or renew the lease; returns who holds it now."""
+        now = self._clock.now()
+        current, expires_at_s = self._leases.get(name, (holder, now))
+        if current != holder and expires_at_s > now:
+            return current
+        self._leases[name] = (holder, now + for_s)
+        return holder
+
+    async def release_lease(self, name: str, holder: str) -> None:
+        """Give the lease up if `holder` has it."""
+        if self._leases.get(name, ("", 0.0))[0] == holder:
+            del self._leases[name]
+
+
+class MemoryBlobStore:
+    """Objects of one process (ports.BlobStore)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._objects: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store atomically."""
+        self._objects[check_name(key)] = bytes(data)
+
+    async def get(self, key: str, *, start: int = 0, size_bytes: int | None = None) -> bytes:
+        """Read a range. Raises NotFound."""
+        data = self._objects.get(check_name(key))
+        part = None if data is None else cut(data, start=start, size_bytes=size_bytes)
+        if part is None:
+            raise NotFound(f"no object {key}, or none of its bytes from {start} on")
+        return part
+
+    async def size(self, key: str) -> int | None:
+        """Size in bytes, or None when there is no such object."""
+        data = self._objects.get(check_name(key))
+        return None if data is None else len(data)
+
+    async def delete(self, key: str) -> None:
+        """Remove; a key that is not there is no error."""
+        self._objects.pop(check_name(key), None)
+
+    def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
+        """URL that takes exactly these bytes until it expires."""
+        expires_at_ms = int(expires_at_s * 1000)
+        grant = Grant(
+            method="PUT", key=ref.key, expires_at_ms=expires_at_ms, size_bytes=ref.size_bytes, digest=ref.digest
+        )
+        return grant_url(_BASE_URL, _SECRET, grant)
+
+    def download_url(self, key: str, *, expires_at_s: float) -> str:
+        """URL that gives `key` until it expires."""
+        return grant_url(_BASE_URL, _SECRET, Grant(method="GET", key=key, expires_at_ms=int(expires_at_s * 1000)))
+
+    def redeem(self, url: str, *, method: str) -> Grant:
+        """What `url` allows now. Raises Refused."""
+        key, query = split_url(url, _BASE_URL)
+        return check_grant(key, query, method=method, secret=_SECRET, now=self._clock.now())
+
+
+class MemoryBlobs:
+    """A miner's side of a MemoryBlobStore (ports.Blobs)."""
+
+    def __init__(self, store: MemoryBlobStore) -> None:
+        self._store = store
+
+    async def put(self, url: str, data: bytes) -> None:
+        """Upload exactly the granted bytes. Raises Refused."""
+        grant = self._store.redeem(url, method="PUT")
+        check_upload(grant, size_bytes=len(data), digest=digest(data))
+        await self._store.put(grant.key, data)
+
+    async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
+        """Download a range. Raises NotFound, TransientFailure (ask for a new URL), ProtocolViolation (too long)."""
+        try:
+            grant = self._store.redeem(url, method="GET")
+        except Refused as error:
+            raise TransientFailure(error.reason) from error
+        data = await self._store.get(grant.key, start=start, size_bytes=size_bytes)
+        if len(data) > limit_bytes:
+            raise ProtocolViolation(f"object {grant.key} gives {len(data)} bytes, limit {limit_bytes}")
+        return data

@@ -1,0 +1,189 @@
+"""Preset, file, variables and flags -> NodeConfig. The only reader of the environment and of what was typed.
+
+Later wins: preset TOML, `--config FILE`, environment, flags. Variables: BT_NETWORK, BT_WALLET, BT_WALLET_HOTKEY,
+BT_WALLET_PATH, BT_CHAIN_ENDPOINT as elsewhere in the ecosystem; STRATA_<KEY> for a key of [node] (STRATA_NETUID) and
+STRATA_<TABLE>__<KEY> for any other (STRATA_TRAINING__NUM_EPOCHS). An unknown STRATA_ variable is an error like any key.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from incentives.config import IncentiveConfig
+from neurons import tables
+from neurons.tables import Setting
+from subnet.config import RunConfig
+from subnet.errors import InvalidConfig
+from subnet.types import NumericMode, Record
+
+PRESETS = ("local", "testnet", "mainnet")
+_PRESET_OF_NETWORK = {"local": "local", "test": "testnet"}
+_PRESET_DIR = Path(__file__).parent / "presets"
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$", max_length=128)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+BITTENSOR_VARIABLES = {
+    "BT_NETWORK": "node.network",
+    "BT_WALLET": "node.wallet",
+    "BT_WALLET_HOTKEY": "node.hotkey",
+    "BT_WALLET_PATH": "node.wallet_path",
+    "BT_CHAIN_ENDPOINT": "node.chain_endpoint",
+}
+_OWN_VARIABLES = ("STRATA_CONFIG", "STRATA_PRESET")
+
+
+class NodeSettings(Record, frozen=True):
+    """What concerns one process on one machine; two nodes of a run may differ in all of it."""
+
+    wallet: Name = "default"
+    """Name of the wallet directory under `wallet_path`."""
+    hotkey: Name = "default"
+    """Name of the hotkey in the wallet; the coldkey is never read."""
+    wallet_path: str = "~/.bittensor/wallets"
+    netuid: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """The subnet. 0, the root network, holds no run and stands for "not said"."""
+    network: Annotated[str, Meta(min_length=1)] = "finney"
+    """finney, test, local, or a websocket URL."""
+    chain_endpoint: str = ""
+    """Websocket URL of a chain node; empty: the network's own."""
+    listen_host: str = "0.0.0.0"
+    """Address this node listens on."""
+    port: Port = 8091
+    """TCP port this node listens on."""
+    external_host: str = ""
+    """Address peers dial; empty: `listen_host`."""
+    external_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port peers dial (behind NAT); 0: `port`."""
+    data_dir: str = ""
+    """Checkpoints, journal, logs; empty: ~/.strata/NETWORK-NETUID/WALLET-HOTKEY."""
+    lock_dir: str = "~/.strata/locks"
+    """Where processes of this machine see that a hotkey is in use."""
+    state_url: str = ""
+    """redis://HOST:PORT/DB of the orchestrator; empty: an embedded store in `data_dir`."""
+    blob_url: str = ""
+    """s3://BUCKET/PREFIX of the orchestrator; empty: a directory under `data_dir`."""
+    mode: NumericMode = NumericMode.FP32
+    """How this node computes; the run's `training.modes` must allow it."""
+    num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Cores for tensor work; 0: all."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_file: str = ""
+    """JSON lines beside what is shown; empty: none."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port on 127.0.0.1 for health and metrics; 0: none."""
+
+    @property
+    def endpoint(self) -> str:
+        """What the chain client connects to: the node's own endpoint, or the network's name."""
+        return self.chain_endpoint or self.network
+
+    @property
+    def data_path(self) -> Path:
+        """This node's own directory."""
+        if self.data_dir:
+            return Path(self.data_dir).expanduser()
+        network = "".join(letter if letter.isalnum() else "-" for letter in self.endpoint)
+        return Path("~/.strata").expanduser() / f"{network}-{self.netuid}" / f"{self.wallet}-{self.hotkey}"
+
+    @property
+    def lock_path(self) -> Path:
+        """Directory of the hotkey locks."""
+        return Path(self.lock_dir).expanduser()
+
+
+class NodeConfig(Record, frozen=True):
+    """Everything a process is told: what its run agrees on, what the owner pays by, and what concerns this machine."""
+
+    run: RunConfig = RunConfig()
+    incentives: IncentiveConfig = IncentiveConfig()
+    node: NodeSettings = NodeSettings()
+
+
+KNOBS = tables.knobs(RunConfig) | tables.knobs(IncentiveConfig, "incentives.") | tables.knobs(NodeSettings, "node.")
+"""Every key of a configuration file."""
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    *,
+    preset: str | None = None,
+    file: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> NodeConfig:
+    """The configuration of one process. `flags` are dotted keys and what was typed for them. Raises InvalidConfig."""
+    typed = {key: Setting(value, "the flags", isinstance(value, str)) for key, value in (flags or {}).items()}
+    from_environment = _environment(environment)
+    file = file or environment.get("STRATA_CONFIG")
+    from_file = _read(Path(file).expanduser()) if file else {}
+    above = from_file | from_environment | typed
+    tables.refuse_unknown(above, KNOBS)
+    settings = _preset(preset or environment.get("STRATA_PRESET") or _preset_for(above)) | above
+    return NodeConfig(
+        run=tables.build(RunConfig, settings),
+        incentives=tables.build(IncentiveConfig, settings, "incentives."),
+        node=tables.build(NodeSettings, settings, "node."),
+    )
+
+
+def to_toml(config: NodeConfig) -> str:
+    """A configuration file from which `load` makes the same NodeConfig; what localnet hands to its processes."""
+    sections = (
+        *tables.lines(config.run),
+        *tables.lines(config.incentives, "incentives"),
+        *tables.lines(config.node, "node"),
+    )
+    return "\n".join(sections).strip() + "\n"
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, object]:
+    """`training.num_epochs=4` as typed behind --set, one key each. Raises InvalidConfig."""
+    parsed: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--set takes KEY=VALUE, such as training.num_epochs=4, got {assignment!r}")
+        parsed[key.strip()] = value.strip()
+    return parsed
+
+
+def _preset_for(settings: Mapping[str, Setting]) -> str:
+    network = settings.get("node.network")
+    return _PRESET_OF_NETWORK.get(str(network.value), "mainnet") if network else "mainnet"
+
+
+def _preset(name: str) -> dict[str, Setting]:
+    if name not in PRESETS:
+        raise InvalidConfig(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    settings = _read(_PRESET_DIR / f"{name}.toml")
+    tables.refuse_unknown(settings, KNOBS)
+    return settings
+
+
+def _read(path: Path) -> dict[str, Setting]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidConfig(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"configuration file {path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"configuration file {path} is not TOML: {error}") from None
+    return tables.flatten(table, path.name)
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {}
+    for variable in sorted(environment):
+        value = environment[variable]
+        key = BITTENSOR_VARIABLES.get(variable)
+        if key is None and variable.startswith("STRATA_") and variable not in _OWN_VARIABLES:
+            name = variable.removeprefix("STRATA_").lower()
+            key = name.replace("__", ".") if "__" in name else f"node.{name}"
+        if key is not None and value:
+            settings[key] = Setting(value, f"variable {variable}", is_text=True)
+    return settings

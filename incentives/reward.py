@@ -93,7 +93,7 @@ class Scoreboard:
         self._epoch: int | None = None
 
     def add(self, outcome: EpochOutcome) -> None:
-        """Let time pass up to the end of `outcome.epoch` and book it. Raises InvariantBroken when it is not newer than the last."""
+        """Let time pass to the end of `outcome.epoch` and book it. Raises InvariantBroken when it is not newer than the last."""
         epoch = int(outcome.epoch)
         if self._epoch is not None:
             if epoch <= self._epoch:

@@ -98,6 +98,10 @@ class TrainingConfig(Record, frozen=True):
     quorum: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """Fraction of each stage's miners that must have reached `target_batches` for training to end early."""
     target_batches: Count = 48
+    min_miners: Count = 1
+    """Miners that, once ready and with every stage filled, let the first epoch start before the gathering deadline."""
+    max_reroutes: Count = 64
+    """Re-routes in one epoch from one miner away from another, before their samples are dropped instead."""
     num_epochs: Annotated[int, Meta(ge=0)] = 0
     """Epochs after which the run closes; 0 runs for ever."""
     modes: tuple[NumericMode, ...] = (NumericMode.FP32, NumericMode.BF16_AUTOCAST)

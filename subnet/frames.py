@@ -88,6 +88,7 @@ def head_size(prefix: bytes) -> int:
     if len(prefix) < _PREFIX.size:
         raise ProtocolViolation(f"a frame begins with {_PREFIX.size} bytes, got {len(prefix)}")
     magic, version, length = _PREFIX.unpack_from(prefix)
+    length = int(length)
     if magic != MAGIC or version != VERSION:
         raise ProtocolViolation(f"not a Strata frame of version {VERSION}")
     if not 0 < length <= HEADER_LIMIT_BYTES:
@@ -97,7 +98,7 @@ def head_size(prefix: bytes) -> int:
 
 
 def decode_head(head: bytes) -> FrameHeader:
-    """Header from exactly `head_size` bytes; dims and dtype are checked, the payload is not here yet. Raises ProtocolViolation."""
+    """Header from exactly `head_size` bytes; dims and dtype are checked. Raises ProtocolViolation."""
     if head_size(head) != len(head):
         raise ProtocolViolation("frame head has the wrong length")
     length = _PREFIX.unpack_from(head)[2]

@@ -336,9 +336,12 @@ class Directive(Message, frozen=True):
     peers: tuple[StagePeer, ...] = ()
     snapshot: BlobRef | None = None
     snapshots: tuple[BlobRef, ...] = ()
+    is_settled: bool = True
+    """No sample of the epoch is open any more: nothing further will arrive."""
     has_committed: bool = False
     has_uploaded: bool = False
-    is_accepted: bool = False
+    is_merging: bool = False
+    """The caller's stage has a merge in progress (GetMergePlan)."""
     merged: tuple[ReducedShard, ...] = ()
     must_upload_snapshot: bool = False
     challenges: tuple[Challenge, ...] = ()

@@ -1,0 +1,79 @@
+"""What must hold at every moment, checked in production too (trust.md 8). A breach stops the orchestrator."""
+
+from collections.abc import Iterable
+
+from subnet.errors import InvariantBroken
+from subnet.orchestration.ledger import Credited, Entry, EpochPublished, Leased, Voided
+from subnet.orchestration.state import State
+from subnet.types import Hotkey, SampleId
+
+
+def check_state(state: State) -> None:
+    """One stage a hotkey, no lease in a banned hand, no unit credited twice. Raises InvariantBroken."""
+    current = state.current
+    rostered = [hotkey for stage in current.roster for hotkey in stage]
+    if len(rostered) != len(set(rostered)):
+        raise InvariantBroken(f"epoch {current.epoch}: a hotkey is in two stages")
+    banned = {hotkey for hotkey, member in state.members.items() if member.banned_until >= state.epoch}
+    for number in current.open_samples:
+        held = banned.intersection(current.samples[number].lease.hops)
+        if held:
+            raise InvariantBroken(f"epoch {current.epoch}, sample {number}: banned {sorted(held)[0]} holds a lease")
+    for hotkey, work in current.work.items():
+        for sample in work.credited:
+            if hotkey not in current.samples[sample].lease.hops:
+                raise InvariantBroken(f"epoch {current.epoch}, sample {sample}: credited to {hotkey} without a lease")
+
+
+def check_record(entries: Iterable[Entry], *, num_stages: int) -> None:
+    """Over a whole record: one credit for each unit, each under its lease; epochs in order and whole. Raises InvariantBroken."""
+    leases: dict[tuple[int, SampleId], tuple[Hotkey, ...]] = {}
+    credited: dict[tuple[int, SampleId, int], Hotkey] = {}
+    published = -1
+    for entry in entries:
+        fact = entry.fact
+        match fact:
+            case Leased():
+                leases[fact.epoch, fact.sample] = fact.hops
+            case Credited():
+                _check_credit(entry.seq, fact, leases, credited)
+            case Voided():
+                _check_void(entry.seq, fact, credited, num_stages=num_stages)
+            case EpochPublished():
+                if fact.epoch != published + 1 or len(fact.snapshots) != num_stages:
+                    raise InvariantBroken(
+                        f"event {entry.seq}: epoch {fact.epoch} follows {published}, or misses a stage"
+                    )
+                published = fact.epoch
+            case _:
+                pass
+
+
+def _check_credit(
+    seq: int,
+    fact: Credited,
+    leases: dict[tuple[int, SampleId], tuple[Hotkey, ...]],
+    credited: dict[tuple[int, SampleId, int], Hotkey],
+) -> None:
+    unit = (fact.epoch, fact.sample, int(fact.stage))
+    if unit in credited:
+        raise InvariantBroken(f"event {seq}: unit {unit} is credited twice")
+    hops = leases.get((fact.epoch, fact.sample))
+    if hops is None or hops[fact.stage] != fact.hotkey:
+        raise InvariantBroken(f"event {seq}: unit {unit} is credited without a lease")
+    credited[unit] = fact.hotkey
+
+
+def _check_void(seq: int, fact: Voided, credited: dict[tuple[int, SampleId, int], Hotkey], *, num_stages: int) -> None:
+    for sample in fact.samples:
+        holders = [credited.get((fact.epoch, sample, stage)) for stage in range(num_stages)]
+        if fact.hotkey not in holders:
+            raise InvariantBroken(f"event {seq}: sample {sample} is voided but was never credited")
+
+
+def check_weights(weights: dict[Hotkey, float]) -> None:
+    """No NaN, no negative, sum 1 or empty. Raises InvariantBroken."""
+    if not all(0.0 <= weight <= 1.0 for weight in weights.values()):
+        raise InvariantBroken("a weight is negative, above 1 or not a number")
+    if weights and abs(sum(weights[hotkey] for hotkey in sorted(weights)) - 1.0) > 1e-9:
+        raise InvariantBroken("weights do not sum to 1")

@@ -1,0 +1,323 @@
+"""The run's public record: hash-chained entries, sealed each epoch into one immutable segment (system.md 1).
+
+An entry's head depends on every entry before it, so the newest head on chain proves the whole record, and a changed byte
+is found at the entry where it was changed.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from subnet.errors import InvariantBroken
+from subnet.frames import digest
+from subnet.receipts import canonical
+from subnet.types import BlobRef, Checkpoint, Digest, Epoch, Hotkey, SampleId, StageIndex, Verdict
+
+GENESIS_HEAD = digest(b"strata/ledger/1")
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="fact", tag=True):
+    """Base of what the ledger records; the class name is the tag."""
+
+
+class RunCreated(Fact, frozen=True):
+    """The run's identity and genesis params. `stage_flops` weigh pay; `config_json` and `incentives_json` are canonical."""
+
+    run_id: str
+    config_json: str
+    incentives_json: str
+    corpus_digest: Digest
+    snapshots: tuple[BlobRef, ...]
+    num_elements: tuple[int, ...]
+    stage_flops: tuple[int, ...]
+    beacon: str
+
+
+class Assigned(Fact, frozen=True):
+    """A miner holds a stage from `first_epoch` on."""
+
+    hotkey: Hotkey
+    stage: StageIndex
+    first_epoch: Epoch
+
+
+class EpochStarted(Fact, frozen=True):
+    """Pathways of the epoch are drawn from `beacon` over `roster`, one tuple of hotkeys for each stage."""
+
+    epoch: Epoch
+    beacon: str
+    roster: tuple[tuple[Hotkey, ...], ...]
+
+
+class Leased(Fact, frozen=True):
+    """A sample's pathway; `attempt` > 0 replaces an earlier one after a pass could not be delivered."""
+
+    epoch: Epoch
+    sample: SampleId
+    attempt: int
+    hops: tuple[Hotkey, ...]
+    deadline_s: float
+
+
+class Credited(Fact, frozen=True):
+    """One unit of work: this stage's backward of this sample is complete, on time, and its neighbours attest it."""
+
+    epoch: Epoch
+    sample: SampleId
+    stage: StageIndex
+    hotkey: Hotkey
+
+
+class LossRecorded(Fact, frozen=True):
+    """Every stage of the sample is credited; the loss is the last stage's."""
+
+    epoch: Epoch
+    sample: SampleId
+    loss: float
+
+
+class SampleDropped(Fact, frozen=True):
+    """The sample will not finish; units not yet credited never will be."""
+
+    epoch: Epoch
+    sample: SampleId
+    reason: str
+
+
+class Voided(Fact, frozen=True):
+    """Credited units taken back: the miner restarted from a checkpoint that does not contain them."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    samples: tuple[SampleId, ...]
+
+
+class Committed(Fact, frozen=True):
+    """A miner's last word on its epoch: receipt chain, checkpoints, upload."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    num_receipts: int
+    head: Digest
+    checkpoints: tuple[Checkpoint, ...]
+    num_batches: int
+    upload_digest: Digest
+
+
+class RootCommitted(Fact, frozen=True):
+    """Merkle root over the commitments of the epoch, included on chain at `at_block`."""
+
+    epoch: Epoch
+    root: Digest
+    at_block: int
+
+
+class BeaconSeen(Fact, frozen=True):
+    """The block whose hash drives the draws of the epoch, fixed after the root was on chain."""
+
+    epoch: Epoch
+    at_block: int
+    beacon: str
+
+
+class UploadAccepted(Fact, frozen=True):
+    """The committed pseudo-gradient arrived; without it the epoch's credit is void."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+
+
+class ShardMerged(Fact, frozen=True):
+    """One merged shard: the digest each reducer reported ("" for none), and the accepted one."""
+
+    epoch: Epoch
+    stage: StageIndex
+    shard: int
+    reducers: tuple[Hotkey, ...]
+    reported: tuple[Digest, ...]
+    accepted: BlobRef
+    is_refereed: bool
+
+
+class EpochPublished(Fact, frozen=True):
+    """Params and outer momentum that the next epoch starts from, one snapshot for each stage."""
+
+    epoch: Epoch
+    snapshots: tuple[BlobRef, ...]
+    participants: tuple[tuple[Hotkey, ...], ...]
+
+
+class Challenged(Fact, frozen=True):
+    """A segment drawn for audit, and the validator drawn to replay it."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+    segment: int
+    auditor: Hotkey
+
+
+class Answered(Fact, frozen=True):
+    """The challenged miner presented both checkpoints and its records."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    segment: int
+    start: BlobRef
+    end: BlobRef
+    evidence: BlobRef
+
+
+class Absent(Fact, frozen=True):
+    """The challenged miner presented nothing in time: that epoch's credit is void."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    segment: int
+
+
+class VerdictRecorded(Fact, frozen=True):
+    """A validator's signed verdict, as posted."""
+
+    verdict: Verdict
+
+
+class CaseClosed(Fact, frozen=True):
+    """What the verdicts of one audit come to: pass, fail (then banned until the named epoch), or inconclusive."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    segment: int
+    outcome: str
+    banned_until: Epoch
+    at_epoch: Epoch
+
+
+class Evaluated(Fact, frozen=True):
+    """Held-out loss of a published epoch, nats per token, as a drawn validator measured it."""
+
+    epoch: Epoch
+    validator: Hotkey
+    loss: float
+    loss_wires_zeroed: float
+
+
+class ScoresPosted(Fact, frozen=True):
+    """What a validator computed from the record up to `ledger_head` and put on chain."""
+
+    validator: Hotkey
+    segment: int
+    ledger_head: Digest
+    scores: dict[Hotkey, float]
+    weights: dict[Hotkey, float]
+
+
+AnyFact = (
+    RunCreated | Assigned | EpochStarted | Leased | Credited | LossRecorded | SampleDropped | Voided | Committed | RootCommitted
+    | BeaconSeen | UploadAccepted | ShardMerged | EpochPublished | Challenged | Answered | Absent | VerdictRecorded
+    | CaseClosed | Evaluated | ScoresPosted
+)  # fmt: skip
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One recorded fact: its place in the run's whole record, when (unix s), what, and the head after it."""
+
+    seq: int
+    at_s: float
+    fact: AnyFact
+    head: Digest
+
+
+def entry_head(previous: Digest, *, seq: int, at_s: float, fact: AnyFact) -> Digest:
+    """Head after an entry."""
+    return digest(previous.encode() + canonical([seq, at_s, fact]))
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The growing end of the record: the chain's head and the entries not sealed yet."""
+
+    num_entries: int = 0
+    head: Digest = GENESIS_HEAD
+    sealed_head: Digest = GENESIS_HEAD
+    num_segments: int = 0
+    tail: list[Entry] | None = None
+
+    def append(self, fact: AnyFact, *, at_s: float) -> None:
+        """Record `fact`."""
+        self.head = entry_head(self.head, seq=self.num_entries, at_s=at_s, fact=fact)
+        self.tail = self.tail or []
+        self.tail.append(Entry(seq=self.num_entries, at_s=at_s, fact=fact, head=self.head))
+        self.num_entries += 1
+
+    def seal(self) -> "Segment":
+        """Close the current segment and begin the next."""
+        segment = Segment(
+            index=self.num_segments, previous_head=self.sealed_head, entries=tuple(self.tail or ()), head=self.head
+        )
+        self.sealed_head, self.tail = self.head, []
+        self.num_segments += 1
+        return segment
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sealed part of the record. `head` is the chain's head after its last entry."""
+
+    index: int
+    previous_head: Digest
+    entries: tuple[Entry, ...]
+    head: Digest
+
+
+class _Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """First line of a segment object."""
+
+    segment: int
+    previous_head: Digest
+    num_entries: int
+
+
+_opening_decoder = msgspec.json.Decoder(_Opening)
+_entry_decoder = msgspec.json.Decoder(Entry)
+
+
+def encode_segment(segment: Segment) -> bytes:
+    """JSON lines: an opening, then one line for each entry."""
+    opening = _Opening(segment=segment.index, previous_head=segment.previous_head, num_entries=len(segment.entries))
+    return b"\n".join([canonical(opening), *(canonical(entry) for entry in segment.entries)]) + b"\n"
+
+
+def decode_segment(data: bytes, *, index: int, previous_head: Digest, first_seq: int) -> Segment:
+    """Segment `index`, every head recomputed. Raises InvariantBroken naming the first entry that does not hold."""
+    lines = data.split(b"\n")
+    if len(lines) < 2 or lines[-1] != b"":
+        raise InvariantBroken(f"segment {index}: cut off in the middle of a line")
+    try:
+        opening = _opening_decoder.decode(lines[0])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvariantBroken(f"segment {index}: opening line does not decode: {error}") from error
+    expected = _Opening(segment=index, previous_head=previous_head, num_entries=len(lines) - 2)
+    if opening != expected:
+        raise InvariantBroken(f"segment {index}: opening line is {opening}, expected {expected}")
+    entries = tuple(_checked(lines[1:-1], index=index, head=previous_head, seq=first_seq))
+    return Segment(
+        index=index, previous_head=previous_head, entries=entries, head=entries[-1].head if entries else previous_head
+    )
+
+
+def _checked(lines: Iterable[bytes], *, index: int, head: Digest, seq: int) -> Iterator[Entry]:
+    for line in lines:
+        try:
+            entry = _entry_decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvariantBroken(f"segment {index}, event {seq}: does not decode: {error}") from error
+        kind = type(entry.fact).__name__
+        if entry.seq != seq or canonical(entry) != line:
+            raise InvariantBroken(f"segment {index}, event {seq} ({kind}): not spelled as it was recorded")
+        head = entry_head(head, seq=seq, at_s=entry.at_s, fact=entry.fact)
+        if head != entry.head:
+            raise InvariantBroken(f"segment {index}, event {seq} ({kind}): altered, its head does not follow")
+        yield entry
+        seq += 1

@@ -1,0 +1,312 @@
+"""Committing, uploading, merging and publishing an epoch (system.md 3, trust.md 1.4 and 5).
+
+Both copies of every shard are compared; where they differ, or one is missing, the orchestrator recomputes: nothing is put
+to a vote and no first copy wins. The same holds for the outer step.
+"""
+
+from collections.abc import Iterable
+
+from subnet import draws, receipts, wire
+from subnet.errors import Refused
+from subnet.merging.schedule import shard_plans
+from subnet.orchestration.events import CommitRoot, OuterRefereed, RefereeOuter, RefereeShard, ShardRefereed, Wake
+from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted
+from subnet.orchestration.membership import member_of
+from subnet.orchestration.state import StageMerge, Turn
+from subnet.orchestration.work import check_epoch
+from subnet.types import BlobRef, Digest, Hotkey, Phase, StageIndex
+
+SNAPSHOT_UPLOADERS = 2
+
+
+def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, content: Digest) -> str:
+    """Where an object lies: made by the orchestrator alone, unique to the content (trust.md 6)."""
+    return f"runs/{run_id}/e{epoch}/{kind}/{hotkey}/{name}-{content}"
+
+
+def upload_ref(run_id: str, hotkey: Hotkey, commit: wire.CommitEpoch) -> BlobRef:
+    """Where the pseudo-gradient that a miner committed to must lie."""
+    key = object_key(
+        run_id, epoch=commit.epoch, hotkey=hotkey, kind="upload", name="whole", content=commit.upload_digest
+    )
+    return BlobRef(key=key, digest=commit.upload_digest, size_bytes=commit.upload_bytes)
+
+
+def commit_epoch(turn: Turn, sender: Hotkey, request: wire.CommitEpoch) -> wire.Response:
+    """Take a miner's last word on its epoch. Raises Refused when it does not fit what is recorded."""
+    current = turn.state.current
+    check_epoch(turn, request.epoch, phase=Phase.COMMITTING)
+    member = member_of(turn, sender)
+    if sender not in current.roster[member.stage]:
+        raise Refused("roster", f"not in the roster of epoch {current.epoch}")
+    if member.banned_until >= current.epoch:
+        raise Refused("banned", f"banned until epoch {member.banned_until}: an audit of its work failed")
+    if sender in current.commits:
+        if current.commits[sender] == request:
+            return wire.Done()
+        raise Refused("committed", "this epoch was committed already, with other contents")
+    _check_commit(turn, sender, member.stage, request)
+    current.commits[sender] = request
+    turn.record(
+        Committed(
+            epoch=request.epoch,
+            hotkey=sender,
+            num_receipts=request.num_receipts,
+            head=request.head,
+            checkpoints=request.checkpoints,
+            num_batches=request.num_batches,
+            upload_digest=request.upload_digest,
+        )
+    )
+    if request.num_batches >= turn.config.training.min_batches:
+        member.epochs_credited += 1
+    if len(current.commits) == sum(len(stage) for stage in current.roster):
+        turn.ask(Wake())
+    return wire.Done()
+
+
+def _check_commit(turn: Turn, sender: Hotkey, stage: StageIndex, request: wire.CommitEpoch) -> None:
+    state, current = turn.state, turn.state.current
+    work = current.work.get(sender)
+    first = receipts.first_head(state.run_id, current.epoch, sender)
+    heads = [first, *(work.heads if work else ())]
+    if len(heads) != request.num_receipts + 1 or heads[-1] != request.head:
+        raise Refused("chain", f"{len(heads) - 1} receipts are recorded under another head: post the rest first")
+    for checkpoint in request.checkpoints:
+        place = checkpoint.num_receipts
+        if not 0 <= place < len(heads) or heads[place] != checkpoint.head:
+            raise Refused("checkpoint", f"checkpoint {checkpoint.digest[:12]} does not lie on the recorded chain")
+    places = [checkpoint.num_receipts for checkpoint in request.checkpoints]
+    if not places or places[0] != 0 or places != sorted(set(places)):
+        raise Refused("checkpoint", "checkpoints must begin with the epoch's start and follow the chain in order")
+    size = state.num_elements[stage] * 4
+    num_chunks = -(-size // turn.config.merge.chunk_bytes)
+    if request.upload_bytes != size or len(request.chunk_digests) != num_chunks:
+        raise Refused("upload", f"stage {stage} has {size} bytes in {num_chunks} chunks")
+    credited = len(work.credited) if work else 0
+    if request.num_batches > credited:
+        raise Refused("batches", f"{credited} batches are credited, {request.num_batches} claimed as merge weight")
+
+
+def close_commits(turn: Turn) -> None:
+    """Fix the commit root and ask for it to be put on chain; nothing is drawn before it is there."""
+    current = turn.state.current
+    leaves = [
+        receipts.canonical([hotkey, commit.num_receipts, commit.head, commit.upload_digest, commit.checkpoints])
+        for hotkey, commit in sorted(current.commits.items())
+    ]
+    current.commit_root = receipts.merkle_root(leaves)
+    turn.state.published_root = (current.epoch, current.commit_root)
+    turn.ask(CommitRoot(epoch=current.epoch, root=current.commit_root))
+
+
+def upload_done(turn: Turn, sender: Hotkey, request: wire.UploadDone) -> wire.Response:
+    """The committed pseudo-gradient is in the store (the edge has looked). Late ones of this epoch are still paid."""
+    state, current = turn.state, turn.state.current
+    if request.epoch != current.epoch or sender not in current.commits:
+        raise Refused("epoch", f"no commitment of epoch {request.epoch} is open for an upload")
+    if state.phase not in (Phase.COMMITTING, Phase.UPLOADING, Phase.MERGING):
+        raise Refused("phase", f"epoch {request.epoch} is in phase {state.phase}")
+    if sender not in current.uploaded:
+        current.uploaded[sender] = upload_ref(state.run_id, sender, current.commits[sender])
+        turn.record(UploadAccepted(epoch=request.epoch, hotkey=sender))
+        turn.ask(Wake())
+    return wire.Done()
+
+
+def participants(turn: Turn, stage: int) -> list[Hotkey]:
+    """Who committed enough work in a stage to take part in its merge, sorted."""
+    current = turn.state.current
+    return sorted(
+        hotkey
+        for hotkey in current.roster[stage]
+        if hotkey in current.commits
+        and current.commits[hotkey].num_batches >= turn.config.training.min_batches
+        and turn.state.members[hotkey].banned_until < current.epoch
+    )
+
+
+def open_merges(turn: Turn) -> None:
+    """Draw the shard pairs of every stage over those who committed; who did not upload is left out of the sums."""
+    current = turn.state.current
+    current.merges = [_open_merge(turn, StageIndex(stage)) for stage in range(turn.config.training.num_stages)]
+    turn.ask(Wake())
+
+
+def _open_merge(turn: Turn, stage: StageIndex) -> StageMerge:
+    state, current = turn.state, turn.state.current
+    miners = participants(turn, stage)
+    uploads = tuple(
+        wire.Upload(
+            hotkey=hotkey,
+            num_batches=current.commits[hotkey].num_batches,
+            ref=current.uploaded[hotkey],
+            chunk_digests=current.commits[hotkey].chunk_digests,
+        )
+        for hotkey in miners
+        if hotkey in current.uploaded
+    )
+    if not uploads:
+        return StageMerge(snapshot=state.snapshots[stage])
+    plan = wire.MergePlan(
+        epoch=current.epoch,
+        stage=stage,
+        num_elements=state.num_elements[stage],
+        uploads=uploads,
+        shards=shard_plans(
+            state.num_elements[stage],
+            miners,
+            beacon=current.next_beacon,
+            stage=stage,
+            epoch=current.epoch,
+            chunk_bytes=turn.config.merge.chunk_bytes,
+        ),
+    )
+    drawn = draws.chosen(
+        [upload.hotkey for upload in uploads], SNAPSHOT_UPLOADERS, current.next_beacon, "snapshot", stage
+    )
+    return StageMerge(plan=plan, uploaders=tuple(sorted(drawn)))
+
+
+def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> wire.Response:
+    """A reducer's copies. Equal pairs are accepted, unequal ones go to the referee at once."""
+    merge, plan = _merge_of(turn, sender, request.epoch)
+    by_shard = {shard.shard: shard for shard in plan.shards}
+    for copy in request.shards:
+        shard = by_shard.get(copy.shard)
+        if shard is None or sender not in shard.reducers:
+            raise Refused("shard", f"shard {copy.shard} is not the sender's to reduce")
+        if copy.ref.size_bytes != (shard.stop - shard.start) * 4:
+            raise Refused("shard", f"shard {copy.shard} has {(shard.stop - shard.start) * 4} bytes")
+    for copy in request.shards:
+        merge.copies.setdefault(copy.shard, {}).setdefault(sender, copy.ref)
+        _compare(turn, merge, by_shard[copy.shard])
+    return wire.Done()
+
+
+def _merge_of(turn: Turn, sender: Hotkey, epoch: int) -> tuple[StageMerge, wire.MergePlan]:
+    state = turn.state
+    if epoch != state.epoch or state.phase is not Phase.MERGING:
+        raise Refused(
+            "phase", f"epoch {state.epoch} is in phase {state.phase}; nothing of epoch {epoch} is being merged"
+        )
+    merge = state.current.merges[member_of(turn, sender).stage]
+    if merge.plan is None:
+        raise Refused("merge", "nobody takes part in this stage's merge")
+    return merge, merge.plan
+
+
+def _compare(turn: Turn, merge: StageMerge, shard: wire.ShardPlan) -> None:
+    copies = merge.copies.get(shard.shard, {})
+    if shard.shard in merge.accepted or len(copies) < len(shard.reducers):
+        return
+    digests = {copies[reducer].digest for reducer in shard.reducers}
+    if len(digests) == 1 and len(shard.reducers) > 1:
+        _accept(turn, merge, shard, copies[shard.reducers[0]], is_refereed=False)
+    else:
+        _ask_referee(turn, merge, shard.shard)
+
+
+def _ask_referee(turn: Turn, merge: StageMerge, shard: int) -> None:
+    if merge.plan is not None and shard not in merge.referee_asked:
+        merge.referee_asked[shard] = None
+        turn.ask(RefereeShard(plan=merge.plan, shard=shard))
+
+
+def _accept(turn: Turn, merge: StageMerge, shard: wire.ShardPlan, ref: BlobRef, *, is_refereed: bool) -> None:
+    if merge.plan is None or shard.shard in merge.accepted:
+        return
+    merge.accepted[shard.shard] = ref
+    copies = merge.copies.get(shard.shard, {})
+    turn.record(
+        ShardMerged(
+            epoch=turn.state.epoch,
+            stage=merge.plan.stage,
+            shard=shard.shard,
+            reducers=shard.reducers,
+            reported=tuple(copies[reducer].digest if reducer in copies else Digest("") for reducer in shard.reducers),
+            accepted=ref,
+            is_refereed=is_refereed,
+        )
+    )
+    if len(merge.accepted) == len(merge.plan.shards):
+        turn.ask(Wake())
+
+
+def shard_refereed(turn: Turn, event: ShardRefereed) -> None:
+    """The orchestrator's own sum stands."""
+    state = turn.state
+    if event.epoch != state.epoch or state.phase is not Phase.MERGING:
+        return
+    merge = state.current.merges[event.stage]
+    if merge.plan is not None:
+        _accept(turn, merge, merge.plan.shards[event.shard], event.ref, is_refereed=True)
+
+
+def report_outer(turn: Turn, sender: Hotkey, request: wire.ReportOuter) -> wire.Response:
+    """Digest of the snapshot that the sender computed from the merged shards."""
+    merge, _ = _merge_of(turn, sender, request.epoch)
+    merge.outer.setdefault(sender, request.digest)
+    return wire.Done()
+
+
+def snapshot_done(turn: Turn, sender: Hotkey, request: wire.SnapshotDone) -> wire.Response:
+    """A drawn miner stored its snapshot; equal digests of all drawn ones publish the stage."""
+    merge, _ = _merge_of(turn, sender, request.epoch)
+    if sender not in merge.uploaders:
+        raise Refused("snapshot", "another miner was drawn to store the snapshot")
+    merge.stored.setdefault(sender, request.ref)
+    digests = {ref.digest for ref in merge.stored.values()}
+    if len(merge.stored) == len(merge.uploaders) and merge.snapshot is None:
+        if len(digests) == 1 and len(merge.uploaders) > 1:
+            merge.snapshot = request.ref
+        else:
+            ask_outer_referee(turn, merge)
+    return wire.Done()
+
+
+def ask_outer_referee(turn: Turn, merge: StageMerge) -> None:
+    """Have the orchestrator apply the outer step itself, once."""
+    if merge.plan is None or merge.is_outer_refereed:
+        return
+    merge.is_outer_refereed = True
+    turn.ask(
+        RefereeOuter(
+            epoch=turn.state.epoch,
+            stage=merge.plan.stage,
+            previous=turn.state.snapshots[merge.plan.stage],
+            merged=merged_shards(merge),
+            plan=merge.plan,
+        )
+    )
+
+
+def outer_refereed(turn: Turn, event: OuterRefereed) -> None:
+    """The orchestrator's own outer step stands."""
+    state = turn.state
+    if event.epoch == state.epoch and state.phase is Phase.MERGING:
+        state.current.merges[event.stage].snapshot = event.ref
+
+
+def merged_shards(merge: StageMerge) -> tuple[wire.ReducedShard, ...]:
+    """All accepted shards in order, or nothing while one is missing: coverage is whole or there is none (users.md 8)."""
+    if merge.plan is None or len(merge.accepted) < len(merge.plan.shards):
+        return ()
+    return tuple(wire.ReducedShard(shard=shard, ref=merge.accepted[shard]) for shard in sorted(merge.accepted))
+
+
+def hurry_merges(turn: Turn, *, is_late: bool) -> None:
+    """Referee what its miners will not deliver: at once when they are gone, else once the merge is late."""
+    for merge in turn.state.current.merges:
+        if merge.plan is None or merge.snapshot is not None:
+            continue
+        for shard in merge.plan.shards:
+            if shard.shard not in merge.accepted and (is_late or _any_gone(turn, shard.reducers)):
+                _ask_referee(turn, merge, shard.shard)
+        is_whole = bool(merged_shards(merge))
+        if is_whole and (is_late or _any_gone(turn, merge.uploaders)):
+            ask_outer_referee(turn, merge)
+
+
+def _any_gone(turn: Turn, hotkeys: Iterable[Hotkey]) -> bool:
+    return any(not turn.state.members[hotkey].is_live for hotkey in hotkeys)

@@ -1,0 +1,184 @@
+"""The orchestrator's whole state, and the turn in which one event changes it.
+
+Plain data, owned and changed by `machine.step` alone. Iteration order is that of insertion or sorted, never of a set.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from subnet import wire
+from subnet.config import RunConfig
+from subnet.orchestration.events import AnyEffect
+from subnet.orchestration.ledger import AnyFact, Ledger
+from subnet.types import (
+    NO_DIGEST,
+    BlobRef,
+    Digest,
+    Endpoint,
+    Epoch,
+    Hotkey,
+    Lease,
+    NumericMode,
+    Outcome,
+    Phase,
+    Receipt,
+    SampleId,
+    StageIndex,
+    Verdict,
+)
+
+ANSWERS_KEPT = 64
+"""Answers remembered for each hotkey, so that a repeated request gets the stored one."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A miner that joined. `ready_epoch` is the epoch whose starting params it holds, -1 for none."""
+
+    hotkey: Hotkey
+    stage: StageIndex
+    endpoint: Endpoint
+    mode: NumericMode
+    session: str
+    first_epoch: Epoch
+    is_live: bool = True
+    ready_epoch: int = -1
+    banned_until: int = -1
+    absences: list[int] = field(default_factory=list)
+    epochs_credited: int = 0
+
+
+@dataclass(slots=True)
+class Sample:
+    """One microbatch on its way: the newest lease, what each stage attested under it, and what was credited."""
+
+    lease: Lease
+    forward: list[Receipt | None]
+    backward: list[Receipt | None]
+    credited: list[bool]
+    is_open: bool = True
+
+
+@dataclass(slots=True)
+class Work:
+    """One miner's books in one epoch: its receipt chain and the samples it is credited for."""
+
+    head: Digest
+    receipts: list[Receipt] = field(default_factory=list)
+    heads: list[Digest] = field(default_factory=list)
+    credited: dict[SampleId, None] = field(default_factory=dict)
+    seen_inputs: dict[tuple[str, Digest], SampleId] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StageMerge:
+    """The merge of one stage. `plan` is None when nobody takes part: then params and momentum stay as they are."""
+
+    plan: wire.MergePlan | None = None
+    copies: dict[int, dict[Hotkey, BlobRef]] = field(default_factory=dict)
+    accepted: dict[int, BlobRef] = field(default_factory=dict)
+    referee_asked: dict[int, None] = field(default_factory=dict)
+    uploaders: tuple[Hotkey, ...] = ()
+    outer: dict[Hotkey, Digest] = field(default_factory=dict)
+    stored: dict[Hotkey, BlobRef] = field(default_factory=dict)
+    is_outer_refereed: bool = False
+    snapshot: BlobRef | None = None
+
+
+@dataclass(slots=True)
+class EpochState:
+    """Everything that begins and ends with one epoch."""
+
+    epoch: Epoch
+    beacon: str = ""
+    roster: tuple[tuple[Hotkey, ...], ...] = ()
+    cursors: dict[Hotkey, int] = field(default_factory=dict)
+    samples: dict[SampleId, Sample] = field(default_factory=dict)
+    open_samples: dict[SampleId, None] = field(default_factory=dict)
+    reroutes: dict[tuple[Hotkey, Hotkey], int] = field(default_factory=dict)
+    work: dict[Hotkey, Work] = field(default_factory=dict)
+    commits: dict[Hotkey, wire.CommitEpoch] = field(default_factory=dict)
+    commit_root: Digest = NO_DIGEST
+    root_at_block: int = -1
+    next_beacon: str = ""
+    uploaded: dict[Hotkey, BlobRef] = field(default_factory=dict)
+    merges: list[StageMerge] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Case:
+    """One audit on its way to an outcome. `asked` lists validators drawn so far, the last one is to answer."""
+
+    challenge: wire.Challenge
+    asked: list[Hotkey]
+    verdicts: list[Verdict] = field(default_factory=list)
+    due_s: float = 0.0
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Held-out loss of one published epoch, once its drawn validator has measured it."""
+
+    validator: Hotkey
+    loss: float | None = None
+    loss_wires_zeroed: float | None = None
+
+
+@dataclass(slots=True)
+class State:
+    """The run. `epoch` is the one being worked on; `snapshots` are the params it starts from."""
+
+    run_id: str = ""
+    config_json: str = ""
+    incentives_json: str = ""
+    corpus_digest: Digest = NO_DIGEST
+    num_elements: tuple[int, ...] = ()
+    stage_flops: tuple[int, ...] = ()
+    snapshots: tuple[BlobRef, ...] = ()
+    phase: Phase = Phase.GATHERING
+    phase_since_s: float = 0.0
+    phase_deadline_s: float = 0.0
+    now_s: float = 0.0
+    members: dict[Hotkey, Member] = field(default_factory=dict)
+    registered: dict[Hotkey, int] = field(default_factory=dict)
+    validators: tuple[Hotkey, ...] = ()
+    current: EpochState = field(default_factory=lambda: EpochState(epoch=Epoch(0)))
+    previous: EpochState | None = None
+    cases: dict[tuple[Epoch, Hotkey], Case] = field(default_factory=dict)
+    evaluations: dict[Epoch, Evaluation] = field(default_factory=dict)
+    posted: dict[Hotkey, wire.PostScores] = field(default_factory=dict)
+    answers: dict[Hotkey, "OrderedDict[str, wire.Response]"] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    published_root: tuple[int, Digest] = (-1, NO_DIGEST)
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch being worked on."""
+        return self.current.epoch
+
+    def live_members(self, stage: int) -> list[Hotkey]:
+        """Live miners of a stage that are not banned, sorted."""
+        return sorted(
+            member.hotkey
+            for member in self.members.values()
+            if member.stage == stage and member.is_live and member.banned_until < self.epoch
+        )
+
+
+@dataclass(slots=True)
+class Turn:
+    """One event being handled: the state it changes, the configuration, the time, and the effects it asks for."""
+
+    state: State
+    config: RunConfig
+    now_s: float
+    effects: list[AnyEffect] = field(default_factory=list)
+
+    def record(self, fact: AnyFact) -> None:
+        """Put a fact on the public record."""
+        self.state.ledger.append(fact, at_s=self.now_s)
+
+    def ask(self, effect: AnyEffect) -> None:
+        """Ask the edge to do something."""
+        self.effects.append(effect)

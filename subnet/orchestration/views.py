@@ -1,0 +1,118 @@
+"""What each node is told, as a pure function of the state: a node that restarts needs nothing else."""
+
+import msgspec
+
+from subnet import wire
+from subnet.errors import Refused
+from subnet.frames import digest
+from subnet.orchestration.merge import merged_shards, upload_ref
+from subnet.orchestration.state import Member, State
+from subnet.types import BlobRef, Hotkey, Phase
+
+_MERGE_PHASES = (Phase.COMMITTING, Phase.UPLOADING, Phase.MERGING)
+
+
+def directive(state: State, hotkey: Hotkey) -> wire.Directive:
+    """What `hotkey` should do now; `version` is a digest of the rest. Raises Refused for a stranger."""
+    member = state.members.get(hotkey)
+    if member is not None:
+        view = _for_miner(state, member)
+    elif hotkey in state.validators:
+        view = _for_validator(state, hotkey)
+    elif hotkey in state.registered:
+        raise Refused("not-joined", "a miner joins first; a validator needs a permit, which comes with enough stake")
+    else:
+        raise Refused("not-registered", f"{hotkey} is not registered on the subnet")
+    version = int(digest(wire.encode(view))[:12], 16)
+    return msgspec.structs.replace(view, version=version)
+
+
+def _common(state: State) -> wire.Directive:
+    return wire.Directive(
+        version=0,
+        epoch=state.epoch,
+        phase=state.phase,
+        phase_deadline_s=state.phase_deadline_s,
+        peers=_peers(state),
+        sealed_segments=state.ledger.num_segments,
+        is_settled=not state.current.open_samples,
+    )
+
+
+def _peers(state: State) -> tuple[wire.StagePeer, ...]:
+    return tuple(
+        wire.StagePeer(hotkey=hotkey, stage=state.members[hotkey].stage, endpoint=state.members[hotkey].endpoint)
+        for stage in state.current.roster
+        for hotkey in stage
+        if state.members[hotkey].is_live
+    )
+
+
+def _for_miner(state: State, member: Member) -> wire.Directive:
+    current, hotkey = state.current, member.hotkey
+    view = _common(state)
+    challenges = tuple(
+        case.challenge
+        for (_, challenged), case in sorted(state.cases.items())
+        if challenged == hotkey and case.outcome is None and case.challenge.start is None
+    )
+    is_in_roster = any(hotkey in stage for stage in current.roster)
+    merge = current.merges[member.stage] if state.phase is Phase.MERGING and current.merges else None
+    return msgspec.structs.replace(
+        view,
+        stage=member.stage,
+        is_in_roster=is_in_roster,
+        snapshot=state.snapshots[member.stage] if state.snapshots else None,
+        has_committed=hotkey in current.commits,
+        has_uploaded=hotkey in current.uploaded,
+        is_merging=merge is not None and merge.plan is not None,
+        merged=merged_shards(merge) if merge else (),
+        must_upload_snapshot=bool(merge and hotkey in merge.uploaders),
+        challenges=challenges,
+        note=_note(state, member, is_in_roster=is_in_roster),
+    )
+
+
+def _note(state: State, member: Member, *, is_in_roster: bool) -> str:
+    if member.banned_until >= state.epoch:
+        return f"banned until epoch {member.banned_until}: an audit of its work failed"
+    if not is_in_roster and state.current.roster:
+        return f"waits for epoch {state.epoch + 1}: the roster of epoch {state.epoch} was fixed when it began"
+    if state.phase is Phase.GATHERING:
+        return "waits for the first epoch: miners are being gathered"
+    return ""
+
+
+def _for_validator(state: State, hotkey: Hotkey) -> wire.Directive:
+    challenges = tuple(
+        case.challenge
+        for _, case in sorted(state.cases.items())
+        if case.outcome is None and case.challenge.start is not None and case.asked[-1] == hotkey
+    )
+    newest = max((epoch for epoch, case in state.evaluations.items() if case.loss is None), default=None)
+    is_drawn = newest is not None and state.evaluations[newest].validator == hotkey
+    return msgspec.structs.replace(
+        _common(state),
+        snapshots=state.snapshots,
+        challenges=challenges,
+        evaluate_epoch=newest if is_drawn else None,
+    )
+
+
+def merge_plan(state: State, hotkey: Hotkey, request: wire.GetMergePlan) -> wire.MergePlan:
+    """The merge of the caller's stage. Raises Refused when there is none."""
+    member = state.members.get(hotkey)
+    if member is None:
+        raise Refused("not-joined", "join first: this orchestrator does not know your key")
+    if request.epoch != state.epoch or state.phase is not Phase.MERGING:
+        raise Refused("phase", f"epoch {state.epoch} is in phase {state.phase}")
+    plan = state.current.merges[member.stage].plan
+    if plan is None:
+        raise Refused("merge", "nobody takes part in this stage's merge")
+    return plan
+
+
+def committed_upload(state: State, hotkey: Hotkey, epoch: int) -> BlobRef | None:
+    """Where the upload that `hotkey` committed to in the current epoch must lie."""
+    commit = state.current.commits.get(hotkey)
+    return upload_ref(state.run_id, hotkey, commit) if commit and epoch == state.epoch else None

@@ -1,0 +1,300 @@
+"""Leases, re-routes, receipts and credit: one unit of work is leased once, attested by neighbours, credited once.
+
+A unit is one stage's completed backward of one sample (trust.md 3). It is credited when the miner's forward and backward
+receipts stand under the newest lease, came before its deadline, and name the digests that both neighbours name.
+"""
+
+import msgspec
+
+from subnet import receipts, wire
+from subnet.errors import Refused
+from subnet.orchestration import pathways
+from subnet.orchestration.events import Wake
+from subnet.orchestration.ledger import Credited, Leased, LossRecorded, SampleDropped, Voided
+from subnet.orchestration.membership import member_of
+from subnet.orchestration.state import Sample, Turn, Work
+from subnet.types import Digest, Direction, Epoch, Hotkey, Lease, Phase, Receipt, SampleId, StageIndex
+
+LEASES_AT_ONCE = 64
+
+
+def lease_samples(turn: Turn, sender: Hotkey, request: wire.LeaseSamples) -> wire.Response:
+    """The next samples whose pathway begins at the sender. Raises Refused outside its epoch's training phase."""
+    state, current = turn.state, turn.state.current
+    check_epoch(turn, request.epoch, phase=Phase.TRAINING)
+    if not current.roster or sender not in current.roster[0]:
+        raise Refused("roster", f"not in stage 0 of epoch {current.epoch}: the roster was fixed when the epoch began")
+    if member_of(turn, sender).banned_until >= state.epoch:
+        raise Refused("banned", f"banned until epoch {state.members[sender].banned_until}: an audit of its work failed")
+    leases = []
+    for _ in range(min(max(request.count, 0), LEASES_AT_ONCE)):
+        lease = _next_lease(turn, sender)
+        if lease is None:
+            break
+        leases.append(lease)
+    return wire.Leases(leases=tuple(leases))
+
+
+def _next_lease(turn: Turn, sender: Hotkey) -> Lease | None:
+    current = turn.state.current
+    cycle = current.cursors.get(sender, 0)
+    sample = pathways.sample_of(
+        current.roster[0], beacon=current.beacon, epoch=current.epoch, hotkey=sender, cycle=cycle
+    )
+    hops = list(pathways.pathway(current.roster, beacon=current.beacon, epoch=current.epoch, sample=sample))
+    for stage in range(1, len(hops)):
+        live = turn.state.live_members(stage)
+        candidates = [hotkey for hotkey in current.roster[stage] if hotkey in live]
+        if not candidates:
+            return None
+        if hops[stage] not in candidates:
+            hops[stage] = pathways.substitute(
+                candidates,
+                beacon=current.beacon,
+                epoch=current.epoch,
+                sample=sample,
+                stage=StageIndex(stage),
+                attempt=0,
+            )
+    current.cursors[sender] = cycle + 1
+    return _lease(turn, sample, attempt=0, hops=tuple(hops))
+
+
+def _lease(turn: Turn, sample: SampleId, *, attempt: int, hops: tuple[Hotkey, ...]) -> Lease:
+    current = turn.state.current
+    lease = Lease(
+        run_id=turn.state.run_id,
+        epoch=current.epoch,
+        sample=sample,
+        branch=0,
+        attempt=attempt,
+        hops=hops,
+        deadline_s=turn.now_s + turn.config.deadlines.sample_s,
+    )
+    if attempt == 0:
+        count = len(hops)
+        current.samples[sample] = Sample(lease, [None] * count, [None] * count, [False] * count)
+        current.open_samples[sample] = None
+    else:
+        current.samples[sample].lease = lease
+    turn.record(Leased(epoch=current.epoch, sample=sample, attempt=attempt, hops=hops, deadline_s=lease.deadline_s))
+    return lease
+
+
+def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
+    """Replace a hop that could not be reached. Raises Refused; without a replica left, the sample is dropped."""
+    current, stage = turn.state.current, request.stage
+    check_epoch(turn, request.lease.epoch)
+    sample = current.samples.get(request.lease.sample)
+    if sample is None or not sample.is_open or sample.lease.attempt != request.lease.attempt:
+        raise Refused("lease", "this lease is not the sample's newest, or the sample is closed")
+    if not 0 < stage < len(sample.lease.hops) or sample.lease.hops[stage - 1] != sender:
+        raise Refused("lease", "only the miner before the hop that failed may ask for another")
+    failed = sample.lease.hops[stage]
+    edge = (sender, failed)
+    current.reroutes[edge] = current.reroutes.get(edge, 0) + 1
+    live = turn.state.live_members(stage)
+    candidates = [hotkey for hotkey in current.roster[stage] if hotkey in live and hotkey != failed]
+    is_choosy = current.reroutes[edge] > turn.config.training.max_reroutes
+    if is_choosy or not candidates:
+        drop(
+            turn,
+            request.lease.sample,
+            "too many re-routes between two miners" if is_choosy else "no replica to re-route to",
+        )
+        raise Refused("no-replica", "the sample is dropped: no replica is left for it")
+    attempt = sample.lease.attempt + 1
+    hop = pathways.substitute(
+        candidates,
+        beacon=current.beacon,
+        epoch=current.epoch,
+        sample=request.lease.sample,
+        stage=stage,
+        attempt=attempt,
+    )
+    hops = (*sample.lease.hops[:stage], hop, *sample.lease.hops[stage + 1 :])
+    return wire.Leases(leases=(_lease(turn, request.lease.sample, attempt=attempt, hops=hops),))
+
+
+def drop(turn: Turn, sample: SampleId, reason: str) -> None:
+    """Close a sample that will not finish."""
+    current = turn.state.current
+    current.samples[sample].is_open = False
+    del current.open_samples[sample]
+    turn.record(SampleDropped(epoch=current.epoch, sample=sample, reason=reason))
+    _wake_when_settled(turn)
+
+
+def drop_expired(turn: Turn) -> None:
+    """Close samples whose lease ran out."""
+    current = turn.state.current
+    expired = [number for number in current.open_samples if current.samples[number].lease.deadline_s <= turn.now_s]
+    for number in expired:
+        drop(turn, number, "its lease ran out")
+
+
+def drop_through(turn: Turn, hotkey: Hotkey) -> None:
+    """Close the open samples of a miner that was banned: it holds no lease from now on."""
+    current = turn.state.current
+    for number in [n for n in current.open_samples if hotkey in current.samples[n].lease.hops]:
+        drop(turn, number, "a miner on its pathway was banned")
+
+
+def post_receipts(turn: Turn, sender: Hotkey, request: wire.PostReceipts) -> wire.Response:
+    """Extend the sender's chain and credit what it completes. A batch that is already recorded is acknowledged again."""
+    current = turn.state.current
+    check_epoch(turn, request.epoch)
+    member = member_of(turn, sender)
+    if sender in current.commits:
+        raise Refused("committed", "this epoch's chain is closed: it was committed")
+    work = current.work.get(sender)
+    if work is None:
+        work = Work(head=receipts.first_head(turn.state.run_id, current.epoch, sender))
+    known = len(work.receipts)
+    if request.num_before > known or request.num_before < 0:
+        raise Refused("chain", f"{known} receipts are recorded, the batch begins after {request.num_before}")
+    overlap = known - request.num_before
+    if tuple(work.receipts[request.num_before :]) != request.receipts[:overlap]:
+        raise Refused("chain", f"receipt {request.num_before} and after differ from what is recorded: resume first")
+    fresh = request.receipts[overlap:]
+    heads = _heads(work.head, fresh)
+    if (heads[-1] if heads else work.head) != request.head:
+        raise Refused("chain", "the head does not follow from the receipts")
+    _check_own(turn, member.stage, fresh)
+    current.work[sender] = work
+    for receipt, head in zip(fresh, heads, strict=True):
+        work.receipts.append(receipt)
+        work.heads.append(head)
+        work.head = head
+        _attest(turn, sender, receipt)
+    return wire.Ack(epoch=current.epoch, num_receipts=len(work.receipts), head=work.head, signature="")
+
+
+def _heads(head: Digest, fresh: tuple[Receipt, ...]) -> list[Digest]:
+    heads = []
+    for receipt in fresh:
+        head = receipts.next_head(head, receipt)
+        heads.append(head)
+    return heads
+
+
+def _check_own(turn: Turn, stage: StageIndex, fresh: tuple[Receipt, ...]) -> None:
+    for receipt in fresh:
+        if receipt.run_id != turn.state.run_id or receipt.epoch != turn.state.epoch or receipt.stage != stage:
+            raise Refused(
+                "receipt", f"a receipt names another run, epoch or stage than {stage} of epoch {turn.state.epoch}"
+            )
+
+
+def _attest(turn: Turn, sender: Hotkey, receipt: Receipt) -> None:
+    """Put a receipt beside its sample and see which units it completes."""
+    current, stage = turn.state.current, receipt.stage
+    sample = current.samples.get(receipt.sample)
+    if receipt.direction in (Direction.STEP, Direction.DROP) or sample is None:
+        return
+    is_forward = receipt.direction is Direction.FORWARD
+    column = sample.forward if is_forward else sample.backward
+    if sample.lease.hops[stage] != sender or column[stage] is not None:
+        return
+    work = current.work[sender]
+    first = work.seen_inputs.setdefault((receipt.direction, receipt.input_digest), receipt.sample)
+    if first != receipt.sample:
+        return
+    column[stage] = receipt
+    for near in (stage - 1, stage, stage + 1):
+        if 0 <= near < len(sample.lease.hops):
+            _credit(turn, receipt.sample, StageIndex(near))
+
+
+def _credit(turn: Turn, number: SampleId, stage: StageIndex) -> None:
+    current = turn.state.current
+    sample = current.samples[number]
+    if not sample.is_open or sample.credited[stage] or sample.lease.deadline_s < turn.now_s:
+        return
+    if not _is_attested(sample, stage):
+        return
+    hotkey = sample.lease.hops[stage]
+    sample.credited[stage] = True
+    current.work[hotkey].credited[number] = None
+    turn.record(Credited(epoch=current.epoch, sample=number, stage=stage, hotkey=hotkey))
+    if all(sample.credited):
+        last = sample.forward[-1]
+        sample.is_open = False
+        del current.open_samples[number]
+        if last is not None and last.loss is not None:
+            turn.record(LossRecorded(epoch=current.epoch, sample=number, loss=last.loss))
+        _wake_when_settled(turn)
+
+
+def _is_attested(sample: Sample, stage: int) -> bool:
+    """Whether the stage's own receipts are in and agree with what its neighbours sent and received."""
+    forward, backward = sample.forward[stage], sample.backward[stage]
+    if forward is None or backward is None:
+        return False
+    if stage > 0:
+        before = sample.forward[stage - 1]
+        if before is None or before.output_digest != forward.input_digest:
+            return False
+    if stage < len(sample.forward) - 1:
+        after = sample.backward[stage + 1]
+        if after is None or after.output_digest != backward.input_digest:
+            return False
+    return True
+
+
+def _wake_when_settled(turn: Turn) -> None:
+    """The last open sample of an epoch that is being committed lets everybody commit at once."""
+    if not turn.state.current.open_samples and turn.state.phase is Phase.COMMITTING:
+        turn.ask(Wake())
+
+
+def resume(turn: Turn, sender: Hotkey, request: wire.Resume) -> wire.Response:
+    """A restarted miner goes on from its checkpoint: receipts after it are cut off, units they earned are void."""
+    current = turn.state.current
+    check_epoch(turn, request.epoch)
+    member = member_of(turn, sender)
+    if sender in current.commits:
+        raise Refused("committed", "this epoch was committed already: wait for the next")
+    work = current.work.get(sender)
+    first = receipts.first_head(turn.state.run_id, current.epoch, sender)
+    heads = [first, *(work.heads if work else ())]
+    if not 0 <= request.num_receipts < len(heads) or heads[request.num_receipts] != request.head:
+        raise Refused(
+            "chain", f"no chain of {request.num_receipts} receipts with that head is recorded: load the snapshot again"
+        )
+    if work is not None:
+        _cut(turn, sender, work, request.num_receipts)
+        work.head = request.head
+    member.ready_epoch = current.epoch
+    turn.ask(Wake())
+    return wire.Done()
+
+
+def _cut(turn: Turn, sender: Hotkey, work: Work, num_receipts: int) -> None:
+    current = turn.state.current
+    lost = work.receipts[num_receipts:]
+    del work.receipts[num_receipts:], work.heads[num_receipts:]
+    void = sorted({receipt.sample for receipt in lost if receipt.direction is Direction.BACKWARD} & set(work.credited))
+    for number in void:
+        del work.credited[number]
+    for receipt in lost:
+        if receipt.sample in current.open_samples:
+            drop(turn, receipt.sample, "a miner that held it restarted")
+    if void:
+        turn.record(Voided(epoch=current.epoch, hotkey=sender, samples=tuple(void)))
+
+
+def check_epoch(turn: Turn, epoch: Epoch, *, phase: Phase | None = None) -> None:
+    """Refuse what belongs to another epoch or phase."""
+    state = turn.state
+    if epoch != state.epoch:
+        raise Refused("epoch", f"epoch {state.epoch} is being worked on, not {epoch}")
+    working = (Phase.TRAINING, Phase.COMMITTING) if phase is None else (phase,)
+    if state.phase not in working:
+        raise Refused("phase", f"epoch {epoch} is in phase {state.phase}, this belongs to {working[0]}")
+
+
+def sign_leases(leases: tuple[Lease, ...], signatures: tuple[str, ...]) -> wire.Leases:
+    """Leases with their signatures, in order."""
+    pairs = zip(leases, signatures, strict=True)
+    return wire.Leases(leases=tuple(msgspec.structs.replace(lease, signature=signature) for lease, signature in pairs))

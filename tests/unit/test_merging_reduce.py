@@ -27,7 +27,8 @@ def honest(count: int, size: int = 400, *, seed: int = 0, noise: float = 0.5) ->
 
 
 def mean(slices: list[Vector]) -> Vector:
-    return np.stack(slices).mean(axis=0)
+    average: Vector = np.stack(slices).mean(axis=0)
+    return average
 
 
 def cosine(one: Vector, other: Vector) -> float:

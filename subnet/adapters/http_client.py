@@ -1,0 +1,129 @@
+"""Requests to the orchestrator: signed anew at each attempt, one request id over all of them (ports.Control)."""
+
+import asyncio
+import secrets
+from typing import cast
+
+import aiohttp
+import yarl
+
+from subnet import draws, wire
+from subnet.adapters import routes
+from subnet.adapters.auth import KeypairSigner, RequestSigner
+from subnet.errors import ProtocolViolation, Refused, TransientFailure
+from subnet.ports import Clock
+from subnet.types import Hotkey
+
+_ATTEMPT_S = 20.0
+"""An attempt without an answer for this long (beyond a long poll's wait) is given up and made again."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+def open_session(*, max_connections: int = 256) -> aiohttp.ClientSession:
+    """A session to share within one process; time limits are set around each exchange, never by the session."""
+    connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=30.0)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+        auto_decompress=False,
+        read_bufsize=1 << 18,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+async def read_response(response: aiohttp.ClientResponse, *, limit_bytes: int) -> bytes:
+    """The whole body. Raises ProtocolViolation when it is longer than `limit_bytes`."""
+    if (response.content_length or 0) > limit_bytes:
+        raise ProtocolViolation(f"answer of {response.content_length} bytes, limit {limit_bytes}")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise ProtocolViolation(f"answer longer than {limit_bytes} bytes")
+    return bytes(body)
+
+
+class HttpControl:
+    """The orchestrator, as one node sees it."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        signer: KeypairSigner,
+        orchestrator: Hotkey,
+        clock: Clock,
+    ) -> None:
+        self._session = session
+        self._base = url.rstrip("/")
+        self._orchestrator = orchestrator
+        self._signer = RequestSigner(signer, clock)
+
+    async def call(self, request: wire.Request, *, timeout_s: float = 30.0) -> wire.Response:
+        """The answer. Raises Refused, TransientFailure (no answer within `timeout_s`), ProtocolViolation."""
+        envelope = wire.Envelope(request_id=secrets.token_hex(16), request=request)
+        body = wire.encode(envelope)
+        if len(body) > wire.REQUEST_LIMIT_BYTES:
+            raise ProtocolViolation(f"request of {len(body)} bytes, limit {wire.REQUEST_LIMIT_BYTES}; send it in parts")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        wait_s = request.wait_s if isinstance(request, wire.Poll) else 0.0
+        attempt = 0
+        while True:
+            left_s = deadline - loop.time()
+            try:
+                return await self._attempt(routes.control_path(request), body, min(left_s, _ATTEMPT_S + wait_s))
+            except (TransientFailure, Refused) as error:
+                if isinstance(error, Refused) and error.code != "stale_request":
+                    raise
+                pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**attempt)
+                pause_s *= 0.5 + draws.uniform(envelope.request_id, attempt)
+                if deadline - loop.time() <= pause_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            attempt += 1
+
+    async def _attempt(self, path: str, body: bytes, timeout_s: float) -> wire.Response:
+        url = yarl.URL(self._base + path, encoded=True)
+        headers = self._signer.headers("POST", url.raw_path_qs, receiver=self._orchestrator, body=body)
+        headers |= {"Content-Type": "application/json", routes.PROTOCOL_HEADER: str(wire.PROTOCOL_VERSION)}
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.post(url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                answer = await read_response(response, limit_bytes=wire.RESPONSE_LIMIT_BYTES)
+        except _NETWORK_ERRORS as error:
+            raise TransientFailure(f"no answer from the orchestrator at {self._base}: {_say(error)}") from error
+        if response.status != 200:
+            raise _known(routes.error_of(response.status, answer))
+        kind = cast("type[wire.Response]", wire.Response)  # a union is no type to the type checker
+        return wire.decode(kind, answer, limit_bytes=wire.RESPONSE_LIMIT_BYTES)
+
+
+def _known(error: Exception) -> Exception:
+    """Only what ports.Control names: a missing route or record is a refusal."""
+    return (
+        error if isinstance(error, Refused | TransientFailure | ProtocolViolation) else Refused("not_found", str(error))
+    )
+
+
+def _say(error: BaseException) -> str:
+    return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+async def get_public(session: aiohttp.ClientSession, url: str, *, limit_bytes: int, timeout_s: float = 30.0) -> bytes:
+    """Bytes of a public route. Raises NotFound, TransientFailure, ProtocolViolation."""
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            session.get(yarl.URL(url, encoded=True), allow_redirects=False) as response,
+        ):
+            body = await read_response(response, limit_bytes=limit_bytes)
+    except _NETWORK_ERRORS as error:
+        raise TransientFailure(f"no answer from {url}: {_say(error)}") from error
+    if response.status != 200:
+        raise routes.error_of(response.status, body)
+    return body

@@ -1,0 +1,137 @@
+"""Which layers each stage holds, the shape of each of its params, and what a sample costs there. No torch here.
+
+The order of a stage's flat vector is the sorted order of its params' names (model/flat.py).
+"""
+
+import math
+
+from subnet.config import Bottleneck, ModelConfig, RunConfig
+from subnet.types import StageIndex
+
+FULL_ANCHOR_LIMIT = 1 << 24
+"""Elements up to which an anchor table is held in full; above it, it is factored (bottleneck.md 3)."""
+ANCHOR_RANK = 64
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def is_first(stage: StageIndex) -> bool:
+    """Whether this stage reads tokens and receives no activation."""
+    return stage == 0
+
+
+def is_last(config: RunConfig, stage: StageIndex) -> bool:
+    """Whether this stage computes the loss and sends no activation."""
+    return stage == config.training.num_stages - 1
+
+
+def layers_of(config: RunConfig, stage: StageIndex) -> range:
+    """Layers of `stage`; where they do not divide, the later stages hold one more (papers.md A5). Raises ValueError."""
+    num_stages = config.training.num_stages
+    if not 0 <= stage < num_stages:
+        raise ValueError(f"stage must be in [0, {num_stages}), got {stage}")
+    num_layers = config.model.num_layers
+    return range(stage * num_layers // num_stages, (stage + 1) * num_layers // num_stages)
+
+
+def boundary_width(model: ModelConfig) -> int:
+    """Hidden width of the resbm encoder and decoder (bottleneck.md 1)."""
+    return max(4 * model.bottleneck_width, 64)
+
+
+def has_anchor(model: ModelConfig) -> bool:
+    """Whether the receiver of a cut adds an embedding of the ids; k0 has nothing else to go by."""
+    return model.anchor_ids or model.bottleneck is Bottleneck.K0
+
+
+def is_anchor_factored(model: ModelConfig) -> bool:
+    """Whether the anchor table is a product of two thin matrices."""
+    return model.vocab_size * model.width > FULL_ANCHOR_LIMIT
+
+
+def _layer_shapes(model: ModelConfig, layer: int) -> Shapes:
+    head_dim = model.width // model.num_heads
+    kv_width = model.num_kv_heads * head_dim
+    name = f"model.layers.{layer}"
+    return {
+        f"{name}.input_layernorm.weight": (model.width,),
+        f"{name}.post_attention_layernorm.weight": (model.width,),
+        f"{name}.self_attn.q_proj.weight": (model.width, model.width),
+        f"{name}.self_attn.k_proj.weight": (kv_width, model.width),
+        f"{name}.self_attn.v_proj.weight": (kv_width, model.width),
+        f"{name}.self_attn.o_proj.weight": (model.width, model.width),
+        f"{name}.mlp.gate_proj.weight": (model.ffn_width, model.width),
+        f"{name}.mlp.up_proj.weight": (model.ffn_width, model.width),
+        f"{name}.mlp.down_proj.weight": (model.width, model.ffn_width),
+    }
+
+
+def _receiving_shapes(model: ModelConfig, *, cut: int, layer: int) -> Shapes:
+    shapes: Shapes = {}
+    if model.bottleneck is Bottleneck.RESBM:
+        shapes[f"cuts.{cut}.decoder.inner.weight"] = (boundary_width(model), model.bottleneck_width)
+        shapes[f"cuts.{cut}.decoder.outer.weight"] = (model.width, boundary_width(model))
+    if model.bottleneck is Bottleneck.IOTA:
+        shapes[f"model.layers.{layer}.expand.weight"] = (model.width, model.bottleneck_width)
+    if has_anchor(model) and is_anchor_factored(model):
+        shapes[f"cuts.{cut}.anchor.table.weight"] = (model.vocab_size, ANCHOR_RANK)
+        shapes[f"cuts.{cut}.anchor.lift.weight"] = (model.width, ANCHOR_RANK)
+    elif has_anchor(model):
+        shapes[f"cuts.{cut}.anchor.table.weight"] = (model.vocab_size, model.width)
+    return shapes
+
+
+def _sending_shapes(model: ModelConfig, *, cut: int, layer: int) -> Shapes:
+    if model.bottleneck is Bottleneck.RESBM:
+        return {
+            f"cuts.{cut}.encoder.inner.weight": (boundary_width(model), model.width),
+            f"cuts.{cut}.encoder.outer.weight": (model.bottleneck_width, boundary_width(model)),
+        }
+    if model.bottleneck is Bottleneck.IOTA:
+        return {f"model.layers.{layer}.compress.weight": (model.bottleneck_width, model.width)}
+    return {}
+
+
+def param_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
+    """Name -> shape of every param of `stage`, in sorted order. Names are unique over the whole model."""
+    model, layers = config.model, layers_of(config, stage)
+    shapes: Shapes = {}
+    for layer in layers:
+        shapes |= _layer_shapes(model, layer)
+    if is_first(stage):
+        shapes["model.embed_tokens.weight"] = (model.vocab_size, model.width)
+    else:
+        shapes |= _receiving_shapes(model, cut=stage - 1, layer=layers[0])
+    if is_last(config, stage):
+        shapes["model.norm.weight"] = (model.width,)
+        shapes["lm_head.weight"] = (model.vocab_size, model.width)
+    else:
+        shapes |= _sending_shapes(model, cut=stage, layer=layers[-1])
+    return dict(sorted(shapes.items()))
+
+
+def num_elements(config: RunConfig, stage: StageIndex) -> int:
+    """Length of the flat vector of `stage`."""
+    return sum(math.prod(shape) for shape in param_shapes(config, stage).values())
+
+
+def is_lookup(name: str) -> bool:
+    """Whether the param is read by token id rather than multiplied."""
+    return name.endswith(("embed_tokens.weight", "anchor.table.weight"))
+
+
+def stage_flops(config: RunConfig, stage: StageIndex) -> int:
+    """Floating point operations of forward and backward of one microbatch, matrix products only.
+
+    A product costs 2 for each multiply and add; backward costs twice the forward. Causal attention counts the half of the
+    scores that is used.
+    """
+    model, training = config.model, config.training
+    num_tokens = training.microbatch_size * training.num_tokens
+    matrices = sum(
+        math.prod(shape)
+        for name, shape in param_shapes(config, stage).items()
+        if len(shape) == 2 and not is_lookup(name)
+    )
+    attention = len(layers_of(config, stage)) * 2 * model.width * training.num_tokens * num_tokens
+    return 3 * (2 * matrices * num_tokens + attention)

@@ -182,7 +182,8 @@ def _column_sums(matrix: Floats) -> Floats:
 
 def _column_normalized(matrix: Floats) -> Floats:
     totals = _column_sums(matrix)[None, :]
-    return np.divide(matrix, totals, out=np.zeros_like(matrix), where=totals > 0)
+    scaled: Floats = np.divide(matrix, totals, out=np.zeros_like(matrix), where=totals > 0)
+    return scaled
 
 
 def _row_normalized(matrix: Floats) -> Floats:

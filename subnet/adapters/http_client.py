@@ -17,7 +17,8 @@ from subnet.types import Hotkey
 _ATTEMPT_S = 20.0
 """An attempt without an answer for this long (beyond a long poll's wait) is given up and made again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+"""What an exchange that may be repeated can end in."""
 
 
 def open_session(*, max_connections: int = 256) -> aiohttp.ClientSession:
@@ -95,8 +96,8 @@ class HttpControl:
                 self._session.post(url, data=body, headers=headers, allow_redirects=False) as response,
             ):
                 answer = await read_response(response, limit_bytes=wire.RESPONSE_LIMIT_BYTES)
-        except _NETWORK_ERRORS as error:
-            raise TransientFailure(f"no answer from the orchestrator at {self._base}: {_say(error)}") from error
+        except NETWORK_ERRORS as error:
+            raise TransientFailure(f"no answer from the orchestrator at {self._base}: {say(error)}") from error
         if response.status != 200:
             raise _known(routes.error_of(response.status, answer))
         kind = cast("type[wire.Response]", wire.Response)  # a union is no type to the type checker
@@ -110,7 +111,8 @@ def _known(error: Exception) -> Exception:
     )
 
 
-def _say(error: BaseException) -> str:
+def say(error: BaseException) -> str:
+    """`error` in words; some of the network's have none."""
     return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
@@ -122,8 +124,8 @@ async def get_public(session: aiohttp.ClientSession, url: str, *, limit_bytes: i
             session.get(yarl.URL(url, encoded=True), allow_redirects=False) as response,
         ):
             body = await read_response(response, limit_bytes=limit_bytes)
-    except _NETWORK_ERRORS as error:
-        raise TransientFailure(f"no answer from {url}: {_say(error)}") from error
+    except NETWORK_ERRORS as error:
+        raise TransientFailure(f"no answer from {url}: {say(error)}") from error
     if response.status != 200:
         raise routes.error_of(response.status, body)
     return body

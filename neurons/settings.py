@@ -34,7 +34,9 @@ BITTENSOR_VARIABLES = {
     "BT_WALLET_PATH": "node.wallet_path",
     "BT_CHAIN_ENDPOINT": "node.chain_endpoint",
 }
-_OWN_VARIABLES = ("STRATA_CONFIG", "STRATA_PRESET")
+PASSWORD_VARIABLE = "STRATA_HOTKEY_PASSWORD"
+"""Password of an encrypted hotkey; never a key of the configuration, which is written to files and logs."""
+_OWN_VARIABLES = ("STRATA_CONFIG", "STRATA_PRESET", PASSWORD_VARIABLE)
 
 
 class NodeSettings(Record, frozen=True):
@@ -138,6 +140,11 @@ def to_toml(config: NodeConfig) -> str:
         *tables.lines(config.node, "node"),
     )
     return "\n".join(sections).strip() + "\n"
+
+
+def hotkey_password(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The password that unlocks the hotkey, when one is set."""
+    return environment.get(PASSWORD_VARIABLE) or None
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:

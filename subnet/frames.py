@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import blake3
 import msgspec
+import numpy as np
 
 from subnet.errors import ProtocolViolation
 from subnet.types import Digest, Direction, Epoch, Lease, Record, SampleId, StageIndex
@@ -127,6 +128,17 @@ def check_payload(header: FrameHeader, payload: bytes) -> Frame:
     if digest(payload) != header.payload_digest:
         raise ProtocolViolation("frame payload does not match its digest")
     return Frame(header=header, payload=payload)
+
+
+def check_finite(frame: Frame) -> None:
+    """Refuse NaN and Inf before any arithmetic. Raises ProtocolViolation."""
+    if frame.header.dtype == "bfloat16":
+        exponents = np.frombuffer(frame.payload, dtype="<u2") & 0x7F80
+        is_finite = not bool((exponents == 0x7F80).any())
+    else:
+        is_finite = bool(np.isfinite(np.frombuffer(frame.payload, dtype="<f4")).all())
+    if not is_finite:
+        raise ProtocolViolation("frame payload holds NaN or Inf")
 
 
 def encode(frame: Frame) -> bytes:

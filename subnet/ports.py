@@ -191,6 +191,14 @@ class Control(Protocol):
         ...
 
 
+class PublicRecord(Protocol):
+    """What anyone may read of a run, without a key."""
+
+    async def read(self, name: str, *, limit_bytes: int) -> bytes:
+        """`run`, `status`, `ledger/INDEX` or `snapshots/STAGE`. Raises NotFound, TransientFailure, ProtocolViolation (too long)."""
+        ...
+
+
 FrameHandler = Callable[[Hotkey, frames.Frame], Awaitable[None]]
 """Takes one verified frame from one verified sender. Raises Backpressure, ProtocolViolation, Refused."""
 

@@ -71,13 +71,12 @@ def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
 def next_tick_s(state: State, config: RunConfig) -> float:
     """When time alone will next change something; the edge then sends Ticked."""
     turn = Turn(state=state, config=config, now_s=state.now_s)
-    leases = (state.current.samples[number].lease.deadline_s for number in state.current.open_samples)
+    due = [state.now_s + IDLE_TICK_S, audits.next_due_s(turn)]
+    if state.phase in (Phase.TRAINING, Phase.COMMITTING):
+        due += [state.current.samples[number].lease.deadline_s for number in state.current.open_samples]
     half = state.phase_since_s + (state.phase_deadline_s - state.phase_since_s) / 2
-    due = [state.phase_deadline_s, audits.next_due_s(turn), min(leases, default=float("inf"))]
-    if state.phase is Phase.MERGING:
-        due.append(half)
-    later = [moment for moment in due if moment > state.now_s]
-    return min([*later, state.now_s + IDLE_TICK_S])
+    due += [moment for moment in (half, state.phase_deadline_s) if moment > state.now_s]
+    return min(due)
 
 
 def outstanding(state: State, config: RunConfig) -> list[AnyEffect]:

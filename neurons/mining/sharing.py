@@ -1,0 +1,169 @@
+"""A miner's part in committing and merging an epoch, and in answering challenges (papers.md A6, trust.md 1 and 5)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from neurons.mining.books import Books
+from neurons.shards import reduced_bytes
+from subnet import wire
+from subnet.config import RunConfig
+from subnet.errors import NotFound, ProtocolViolation
+from subnet.frames import digest
+from subnet.merging.upload import chunk_digests, to_bytes, to_vector, upload_digest
+from subnet.ports import Blobs, Compute, Control
+from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step, pseudo_gradient
+from subnet.types import BlobRef, Digest, Epoch, Hotkey
+
+Vector = npt.NDArray[np.float32]
+
+OBJECT_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What an epoch starts from: the stage's published params and outer momentum, flat, and their snapshot's digest."""
+
+    params: Vector
+    momentum: Vector
+    digest: Digest
+
+
+@dataclass(slots=True)
+class MergeBytes:
+    """Payload bytes of one merge, by direction; compared with 4W + 2W/N (papers.md A6)."""
+
+    num_miners: int = 0
+    vector_bytes: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Sharing:
+    """Transfers between one miner and the blob store, by grants of the orchestrator."""
+
+    def __init__(self, *, config: RunConfig, control: Control, blobs: Blobs, compute: Compute, hotkey: Hotkey) -> None:
+        self.merge_bytes = MergeBytes()
+        self._config = config
+        self._control = control
+        self._blobs = blobs
+        self._compute = compute
+        self._hotkey = hotkey
+
+    async def put(self, kind: str, *, epoch: Epoch, name: str, data: bytes) -> BlobRef:
+        """Store an object of ours. Raises Refused, TransientFailure."""
+        request = wire.RequestUpload(kind=kind, epoch=epoch, name=name, digest=digest(data), size_bytes=len(data))
+        grant = await self._control.call(request)
+        if not isinstance(grant, wire.UploadGrant):
+            raise ProtocolViolation(f"asked for an upload grant, got {type(grant).__name__}")
+        await self._blobs.put(grant.url, data)
+        return grant.ref
+
+    async def urls(self, refs: Sequence[BlobRef]) -> list[str]:
+        """Download URLs, in order. Raises Refused, TransientFailure."""
+        grant = await self._control.call(wire.RequestDownload(keys=tuple(ref.key for ref in refs)))
+        if not isinstance(grant, wire.DownloadGrant) or len(grant.urls) != len(refs):
+            raise ProtocolViolation("the orchestrator did not answer with one URL for each key")
+        return list(grant.urls)
+
+    async def get(self, ref: BlobRef, *, url: str | None = None) -> bytes:
+        """A whole object, checked against its digest. Raises NotFound, TransientFailure, ProtocolViolation."""
+        url = url or (await self.urls([ref]))[0]
+        data = await self._blobs.get(url, limit_bytes=max(1, ref.size_bytes))
+        if len(data) != ref.size_bytes or digest(data) != ref.digest:
+            raise ProtocolViolation(f"object {ref.key} is not the one announced")
+        return data
+
+    async def load_anchor(self, snapshot: BlobRef, num_elements: int) -> Anchor:
+        """The snapshot an epoch starts from; one that is not whole is never trained on (users.md 8)."""
+        data = await self.get(snapshot)
+        params, momentum = decode_snapshot(data, num_elements)
+        return Anchor(params=params, momentum=momentum, digest=snapshot.digest)
+
+    def commitment(self, books: Books, upload: bytes) -> wire.CommitEpoch:
+        """The miner's last word on its epoch."""
+        return wire.CommitEpoch(
+            epoch=books.epoch,
+            num_receipts=books.num_receipts,
+            head=books.head,
+            checkpoints=tuple(books.checkpoints),
+            num_batches=books.num_batches,
+            upload_digest=upload_digest(upload),
+            upload_bytes=len(upload),
+            chunk_digests=chunk_digests(upload, self._config.merge.chunk_bytes),
+        )
+
+    async def upload(self, epoch: Epoch, data: bytes) -> None:
+        """Store the committed pseudo-gradient and say so."""
+        await self.put("upload", epoch=epoch, name="whole", data=data)
+        self.merge_bytes = MergeBytes(vector_bytes=len(data), sent=len(data))
+        await self._control.call(wire.UploadDone(epoch=epoch))
+
+    async def reduce(self, plan: wire.MergePlan) -> None:
+        """Reduce, store and report every shard that is ours."""
+        mine = [shard for shard in plan.shards if self._hotkey in shard.reducers]
+        urls = dict(
+            zip(
+                [upload.ref.key for upload in plan.uploads],
+                await self.urls([upload.ref for upload in plan.uploads]),
+                strict=True,
+            )
+        )
+
+        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
+            data = await self._blobs.get(urls[ref.key], start=start, size_bytes=size_bytes, limit_bytes=size_bytes)
+            self.merge_bytes.received += len(data)
+            return data
+
+        self.merge_bytes.num_miners = len(plan.uploads)
+        for shard in mine:
+            data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
+            name = f"s{plan.stage}-{shard.shard}"
+            ref = await self.put("shard", epoch=plan.epoch, name=name, data=data)
+            self.merge_bytes.sent += len(data)
+            reduced = (wire.ReducedShard(shard=shard.shard, ref=ref),)
+            await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=reduced))
+
+    async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> bytes:
+        """Download the merged pseudo-gradient whole and take the outer step; returns the snapshot's bytes."""
+        urls = await self.urls([shard.ref for shard in merged])
+        parts = [await self.get(shard.ref, url=url) for shard, url in zip(merged, urls, strict=True)]
+        self.merge_bytes.received += sum(map(len, parts))
+        vector = to_vector(b"".join(parts), plan.num_elements)
+        is_alone = len(plan.shards[0].reducers) == 1
+
+        def apply() -> bytes:
+            if is_alone:
+                return encode_snapshot(*keep_params(anchor.params, anchor.momentum, vector))
+            return encode_snapshot(*outer_step(anchor.params, anchor.momentum, vector, self._config.training))
+
+        return await self._compute.run(apply)
+
+    async def report_outer(self, epoch: Epoch, data: bytes, *, must_upload: bool) -> None:
+        """Report the outer step's result; the drawn miners also store it for joiners."""
+        await self._control.call(wire.ReportOuter(epoch=epoch, digest=digest(data), size_bytes=len(data)))
+        if must_upload:
+            ref = await self.put("snapshot", epoch=epoch, name="outer", data=data)
+            await self._control.call(wire.SnapshotDone(epoch=epoch, ref=ref))
+
+    async def answer(self, challenge: wire.Challenge, books: Books) -> None:
+        """Present both checkpoints and the records between them. Raises NotFound when they are not on disk any more."""
+        files = await books.segment_files(challenge.epoch, challenge.segment)
+        if files is None:
+            raise NotFound(f"segment {challenge.segment} of epoch {challenge.epoch} is not on disk any more")
+        name = f"segment-{challenge.segment}"
+        start = await self.put("checkpoint", epoch=challenge.epoch, name=f"{name}-start", data=files[0])
+        end = await self.put("checkpoint", epoch=challenge.epoch, name=f"{name}-end", data=files[1])
+        evidence = await self.put("evidence", epoch=challenge.epoch, name=name, data=files[2])
+        await self._control.call(
+            wire.AnswerChallenge(
+                epoch=challenge.epoch, segment=challenge.segment, start=start, end=end, evidence=evidence
+            )
+        )
+
+
+def upload_bytes(anchor: Anchor, params: Vector) -> bytes:
+    """The pseudo-gradient (anchor minus local params) as it is uploaded."""
+    return to_bytes(pseudo_gradient(anchor.params, params))

@@ -1,0 +1,44 @@
+"""Reducing one shard from stored uploads: the same for a reducer and for the orchestrator as referee (trust.md 5)."""
+
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from subnet import wire
+from subnet.config import MergeConfig
+from subnet.errors import ProtocolViolation
+from subnet.merging.reduce import reduce_shard
+from subnet.merging.schedule import ITEM_BYTES
+from subnet.merging.upload import check_chunks, to_bytes, to_vector
+from subnet.types import BlobRef
+
+GetSlice = Callable[[BlobRef, int, int], Awaitable[bytes]]
+"""(object, first byte, number of bytes) -> bytes."""
+
+
+async def reduced_bytes(plan: wire.MergePlan, shard: wire.ShardPlan, get_slice: GetSlice, merge: MergeConfig) -> bytes:
+    """This shard's merged values. An upload whose chunks are not the committed ones is left out, by every reducer alike.
+
+    With no upload left the shard does not move. Raises what `get_slice` raises.
+    """
+    if shard.start == shard.stop:
+        return b""
+    slices, num_batches = [], []
+    for upload in plan.uploads:
+        data = await get_slice(upload.ref, shard.start * ITEM_BYTES, (shard.stop - shard.start) * ITEM_BYTES)
+        try:
+            check_chunks(
+                data,
+                shard.start,
+                num_elements=plan.num_elements,
+                chunk_digests=upload.chunk_digests,
+                chunk_bytes=merge.chunk_bytes,
+            )
+            values = to_vector(data, shard.stop - shard.start)
+        except ProtocolViolation:
+            continue
+        slices.append(values)
+        num_batches.append(upload.num_batches)
+    if not slices:
+        return to_bytes(np.zeros(shard.stop - shard.start, dtype=np.float32))
+    return to_bytes(reduce_shard(slices, num_batches, merge))

@@ -18,10 +18,10 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 U16_MAX = 65_535
-OWNER_CUT = 11_796 / U16_MAX
-"""Share of every tempo's emission that goes to the subnet's owner."""
-TAO_WEIGHT = 0.18
-"""How much one root TAO counts against one alpha in a validator's stake."""
+OWNER_CUT = 11_796
+"""Share of every block's emission that goes to the subnet's owner, of 65,535: 18 %."""
+ALPHA_PER_BLOCK = 1_000_000_000
+"""Alpha (rao) that a started subnet emits each block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,34 @@ def yuma_epoch(before: YumaInput, params: YumaParams) -> YumaResult:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Alpha (rao) to divide among owner, miners (by incentive) and validators (by dividends)."""
+
+    owner: int
+    server: int
+    validator: int
+
+
+def block_emission(owner_cut: int = OWNER_CUT) -> Emission:
+    """What one block adds: the owner's cut, then half and half; an odd rao goes to the validators."""
+    owner = ALPHA_PER_BLOCK * owner_cut // U16_MAX
+    server = (ALPHA_PER_BLOCK - owner) // 2
+    return Emission(owner, server, ALPHA_PER_BLOCK - owner - server)
+
+
+def payouts(result: YumaResult, emission: Emission) -> list[tuple[int, int]]:
+    """(incentive, dividend) in rao by uid, rounded down. Without any incentive the validators get all of it."""
+    has_incentive = bool(result.incentive_n.any())
+    for_miners = emission.server if has_incentive else 0
+    for_validators = emission.validator + emission.server - for_miners
+    dividends = result.dividends_n if has_incentive else result.validator_n
+    return [
+        (int(incentive * for_miners), int(dividend * for_validators))
+        for incentive, dividend in zip(result.incentive_n, dividends, strict=True)
+    ]
+
+
 def normalized(values_n: Floats) -> Floats:
     """The vector scaled to sum 1; all zeros stay zeros."""
     total = math.fsum(values_n)
@@ -169,7 +197,8 @@ def _stored_bonds(bonds: Floats) -> Floats:
     """Bonds as stored: each column scaled to a largest value of 65,535 and rounded down."""
     largest = bonds.max(axis=0) if len(bonds) else np.zeros(0)
     scaled = np.divide(bonds, largest[None, :], out=np.zeros_like(bonds), where=largest[None, :] > 0)
-    return np.floor(scaled * U16_MAX)
+    stored: Floats = np.floor(scaled * U16_MAX)
+    return stored
 
 
 def _column_sums(matrix: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from subnet import yuma
 from subnet.devnet import epoch
 from subnet.devnet.context import Storage
 from subnet.devnet.hyperparameters import HYPERPARAMETERS
@@ -86,7 +87,7 @@ def _metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
         "block": storage.read("System", "Number"),
         "activity_cutoff": epoch.activity_cutoff(storage, netuid),
         "alpha_in": storage.get("SubnetTAO", netuid),
-        "alpha_out_emission": epoch.ALPHA_PER_BLOCK,
+        "alpha_out_emission": yuma.ALPHA_PER_BLOCK,
         "pending_alpha_emission": storage.get("PendingServerEmission", netuid)
         + storage.get("PendingValidatorEmission", netuid),
         "hotkeys": hotkeys,
@@ -188,7 +189,7 @@ def _dynamic_info(storage: Storage, netuid: int) -> dict[str, Any] | None:
     graph = _metagraph(storage, netuid)
     if graph is None:
         return None
-    return {**graph, "subnet_name": graph["name"], "token_symbol": graph["symbol"], "emission": epoch.ALPHA_PER_BLOCK}
+    return {**graph, "subnet_name": graph["name"], "token_symbol": graph["symbol"], "emission": yuma.ALPHA_PER_BLOCK}
 
 
 def _all_dynamic_info(storage: Storage) -> list[dict[str, Any] | None]:

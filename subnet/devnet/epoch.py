@@ -1,26 +1,13 @@
 """Tempo epochs: emission accrues each block, Yuma divides it, alpha is credited as stake (chain.md 3, 4)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from subnet import yuma
 from subnet.devnet.context import Context, Storage
 from subnet.devnet.pallets import staking
 
-ALPHA_PER_BLOCK = 1_000_000_000
-"""Alpha (rao) that a started subnet emits each block."""
 U16_MAX = 65_535
 _MILLI = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Alpha (rao) that has accrued since the last epoch."""
-
-    owner: int
-    server: int
-    validator: int
 
 
 def next_epoch_block(storage: Storage, netuid: int) -> int | None:
@@ -45,12 +32,10 @@ def accrue(ctx: Context, netuid: int) -> None:
     if first is None or ctx.block < first:
         return
     cut = ctx.get("SubnetOwnerCut") if ctx.get("OwnerCutEnabled", netuid) else 0
-    owner = ALPHA_PER_BLOCK * cut // U16_MAX
-    server = (ALPHA_PER_BLOCK - owner) // 2
-    validator = ALPHA_PER_BLOCK - owner - server
-    ctx.put("PendingOwnerCut", ctx.get("PendingOwnerCut", netuid) + owner, netuid)
-    ctx.put("PendingServerEmission", ctx.get("PendingServerEmission", netuid) + server, netuid)
-    ctx.put("PendingValidatorEmission", ctx.get("PendingValidatorEmission", netuid) + validator, netuid)
+    block = yuma.block_emission(cut)
+    ctx.put("PendingOwnerCut", ctx.get("PendingOwnerCut", netuid) + block.owner, netuid)
+    ctx.put("PendingServerEmission", ctx.get("PendingServerEmission", netuid) + block.server, netuid)
+    ctx.put("PendingValidatorEmission", ctx.get("PendingValidatorEmission", netuid) + block.validator, netuid)
 
 
 def run_epoch(ctx: Context, netuid: int) -> None:
@@ -127,8 +112,8 @@ def _store(ctx: Context, netuid: int, result: yuma.YumaResult) -> None:
         ctx.put("Bonds", kept or None, netuid, uid)
 
 
-def _drain(ctx: Context, netuid: int) -> Pending:
-    pending = Pending(
+def _drain(ctx: Context, netuid: int) -> yuma.Emission:
+    pending = yuma.Emission(
         owner=ctx.get("PendingOwnerCut", netuid),
         server=ctx.get("PendingServerEmission", netuid),
         validator=ctx.get("PendingValidatorEmission", netuid),
@@ -138,17 +123,11 @@ def _drain(ctx: Context, netuid: int) -> Pending:
     return pending
 
 
-def _pay(ctx: Context, netuid: int, result: yuma.YumaResult, pending: Pending) -> None:
-    """Credit the tempo's alpha. Without any incentive the validators get all of it, as on the chain."""
-    total = pending.server + pending.validator
-    has_incentive = bool(result.incentive_n.any())
-    for_validators = pending.validator if has_incentive else total
-    dividends = result.dividends_n if has_incentive else result.validator_n
+def _pay(ctx: Context, netuid: int, result: yuma.YumaResult, pending: yuma.Emission) -> None:
+    """Credit the tempo's alpha."""
     emission = []
-    for uid in range(len(result.incentive_n)):
+    for uid, (incentive, dividend) in enumerate(yuma.payouts(result, pending)):
         hotkey = ctx.get("Keys", netuid, uid)
-        incentive = int(result.incentive_n[uid] * pending.server) if has_incentive else 0
-        dividend = int(dividends[uid] * for_validators)
         _pay_incentive(ctx, netuid, hotkey, incentive)
         _pay_dividend(ctx, netuid, hotkey, dividend)
         emission.append(incentive + dividend)

@@ -16,7 +16,7 @@ from subnet.devnet.config import DevnetConfig
 from subnet.errors import StartupRefused
 
 FILE_NAME = "chain.log"
-OTHER_CHAIN_EXIT_CODE = 66
+OTHER_CHAIN_EXIT_CODE = 73
 _CHECKSUM_BYTES = 8
 _LENGTH_BYTES = 4
 _COMPACT_ABOVE_BYTES = 64 << 20

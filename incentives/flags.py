@@ -1,0 +1,270 @@
+"""Whom CLASP flags: one-sided tests of each miner's effect against the median of the others in its stage (trust.md 4).
+
+A z-score across M miners cannot exceed (M-1)/sqrt(M), so effects are tested against their own sampling error. Legend as in
+`incentives.clasp`; j miners of the last stage.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from incentives.clasp import Batch, Fit, Floats, Ints, Moments, Spread
+from incentives.config import ClaspConfig
+from subnet.types import Hotkey, PathwayLoss, Record, StageIndex
+
+MIN_STRATA = 3
+"""Miners of the last stage needed before their median can outvote one liar."""
+
+_MEDIAN_VARIANCE = (1.0, 1.0, 1.0, 1.346, 1.193, 1.434, 1.288, 1.472, 1.345, 1.495)
+"""Variance of the median of n normal values over that of their mean, by n; pi / 2 for many."""
+
+
+class Flag(Record, frozen=True):
+    """One miner's effect is beyond what chance explains. `effect` is against the median of the stage, nats a token."""
+
+    hotkey: Hotkey
+    stage: StageIndex
+    effect: float
+    standard_error: float
+    z: float
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTest:
+    """Each miner of one stage against the median of the others; NaN where there is nothing to compare."""
+
+    effects_m: Floats
+    errors_m: Floats
+    z_m: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """A fit, its errors, and what each miner of the last stage says of the others."""
+
+    fit: Fit
+    spread: Spread
+    strata: "Strata"
+
+
+class Strata:
+    """Partial residuals (loss less what all other miners explain) by miner and by who reported the loss."""
+
+    def __init__(self, fit: Fit, num_stages: int) -> None:
+        self._fit = fit
+        self.last = num_stages - 1
+        self._tables = [np.zeros((3, fit.sizes[stage], fit.sizes[self.last])) for stage in range(self.last)]
+
+    def add(self, batch: Batch, residuals_k: Floats) -> None:
+        """Count a batch and its residuals in."""
+        reporters_k = batch.members_kf[:, self.last]
+        num_reporters = self._fit.sizes[self.last]
+        for stage, table in enumerate(self._tables):
+            members_k = batch.members_kf[:, stage]
+            partial_k = residuals_k + self._fit.effects_p[self._fit.rows(stage)][members_k]
+            for power in range(3):
+                cells = np.bincount(members_k * num_reporters + reporters_k, partial_k**power, table[power].size)
+                table[power] += cells.reshape(table[power].shape)
+
+    def z_scores(self, stage: int) -> Floats:
+        """z of each miner's effect by the median of the last stage's miners; NaN with fewer than MIN_STRATA of them."""
+        count_mj, sum_mj, square_mj = self._tables[stage]
+        is_known_mj = count_mj >= 2
+        safe_mj = np.maximum(count_mj, 2.0)
+        mean_mj = np.where(is_known_mj, sum_mj / safe_mj, np.nan)
+        variance_mj = (square_mj - sum_mj**2 / safe_mj) / (safe_mj * (safe_mj - 1.0))
+        effect_mj = np.stack([column - median_of_others(column) for column in mean_mj.T], axis=1)
+        return np.array([_median_z(effects, errors) for effects, errors in zip(effect_mj, variance_mj, strict=True)])
+
+
+def attribute(
+    batches: Callable[[], Iterable[Batch]], sizes: Sequence[int], *, num_stages: int, num_covariates: int = 0
+) -> Attribution:
+    """Fit and errors from samples that can be read twice; the first `num_stages` factors are the stages."""
+    moments = Moments(sizes, num_covariates)
+    for batch in batches():
+        moments.add(batch)
+    fit = moments.fit()
+    spread, strata = Spread(fit), Strata(fit, num_stages)
+    for batch in batches():
+        strata.add(batch, spread.add(batch))
+    return Attribution(fit=fit, spread=spread, strata=strata)
+
+
+def to_batches(
+    losses: Iterable[PathwayLoss], stages: Sequence[Sequence[Hotkey]], *, batch_size: int = 65536
+) -> Iterable[Batch]:
+    """Records of the ledger as batches; `stages` lists the hotkeys of each stage. Raises KeyError for a hotkey not listed."""
+    index = [{hotkey: at for at, hotkey in enumerate(stage)} for stage in stages]
+    members: list[list[int]] = []
+    values: list[float] = []
+    for record in losses:
+        members.append([index[stage][hotkey] for stage, hotkey in enumerate(record.pathway)])
+        values.append(record.loss)
+        if len(values) == batch_size:
+            yield _batch(members, values)
+            members, values = [], []
+    if values:
+        yield _batch(members, values)
+
+
+def stage_test(attribution: Attribution, stage: int) -> StageTest:
+    """Effects of one stage against the median of the others, with HC3 errors, z corrected for few samples."""
+    fit = attribution.fit
+    rows = fit.rows(stage)
+    counts_m = fit.counts_p[rows]
+    effects_m = np.where(counts_m > 0, fit.effects_p[rows], np.nan)
+    effects_m = effects_m - median_of_others(effects_m)
+    num_seen = int((counts_m > 0).sum())
+    # the contrast's variance is of a difference to a mean; a median of the others is a little less certain than that
+    median_extra = (_median_variance(num_seen - 1) - 1.0) / max(1, num_seen)
+    errors_m = np.sqrt(attribution.spread.variances(stage) * (1.0 + median_extra))
+    freedom_m = _freedom(counts_m) * max(0.0, 1.0 - len(fit.counts_p) / fit.num_samples)
+    ratios_m = np.divide(effects_m, errors_m, out=np.full(len(counts_m), np.nan), where=errors_m > 0.0)
+    z_m = np.array([normal_score(ratio, freedom) for ratio, freedom in zip(ratios_m, freedom_m, strict=True)])
+    return StageTest(effects_m=effects_m, errors_m=errors_m, z_m=z_m)
+
+
+def flags(
+    attribution: Attribution, stages: Sequence[Sequence[Hotkey]], config: ClaspConfig, *, is_sequential: bool = False
+) -> tuple[Flag, ...]:
+    """Miners whose effect no chance explains, in order of stage and roster; none when the design is ill-conditioned.
+
+    In the last stage both tails count, because its miners compute the losses. A sequential test may be repeated after every
+    batch, and still flags an honest miner with probability alpha at most.
+    """
+    if attribution.fit.condition > config.max_condition:
+        return ()
+    found: list[Flag] = []
+    for stage, hotkeys in enumerate(stages):
+        test = stage_test(attribution, stage)
+        counts_m = attribution.fit.counts_p[attribution.fit.rows(stage)]
+        is_last = stage == len(stages) - 1
+        framing_m = np.full(len(hotkeys), np.nan) if is_last else attribution.strata.z_scores(stage)
+        for at, hotkey in enumerate(hotkeys):
+            limit = _limit(float(test.errors_m[at]), config, is_sequential=is_sequential)
+            height = abs(test.z_m[at]) if is_last else test.z_m[at]
+            is_confirmed = np.isnan(framing_m[at]) or framing_m[at] > _quantile(config.framing_alpha)
+            if counts_m[at] >= config.min_samples and height > limit and is_confirmed:
+                found.append(
+                    Flag(
+                        hotkey=hotkey,
+                        stage=StageIndex(stage),
+                        effect=float(test.effects_m[at]),
+                        standard_error=float(test.errors_m[at]),
+                        z=float(test.z_m[at]),
+                        num_samples=int(counts_m[at]),
+                    )
+                )
+    return tuple(found)
+
+
+def samples_needed(sigma: float, delta: float, num_miners: int, *, alpha: float = 1e-3, power: float = 0.9) -> float:
+    """Samples of a run until a harm of `delta` among `num_miners` of a stage is found: 19.1*(sigma/delta)^2*M^2/(M-1)."""
+    reach = _quantile(alpha) + NormalDist().inv_cdf(power)
+    return (reach * sigma / delta) ** 2 * num_miners**2 / (num_miners - 1)
+
+
+def twin_scores(first_k: Ints, second_k: Ints, differences_k: Floats, num_miners: int) -> Floats:
+    """z of each miner of one stage from twins: samples that went through two of its miners, all else equal.
+
+    `differences_k` is the loss through the first minus the loss through the second. What the text adds to the loss cancels,
+    so few pairs suffice. NaN for a miner without twins, and for all when nothing is left to estimate the noise from.
+    """
+    rows = np.arange(len(first_k))
+    design_km = np.zeros((len(first_k), num_miners))
+    design_km[rows, first_k] += 1.0
+    design_km[rows, second_k] -= 1.0
+    is_seen_m = np.abs(design_km).sum(axis=0) > 0
+    freedom = len(first_k) - int(np.linalg.matrix_rank(design_km))
+    if freedom < 1:
+        return np.full(num_miners, np.nan)
+    inverse_mm = np.linalg.pinv(design_km.T @ design_km, hermitian=True)
+    raw_m = inverse_mm @ (design_km.T @ differences_k)
+    noise = math.sqrt(float(np.sum((differences_k - design_km @ raw_m) ** 2)) / freedom)
+    effects_m = np.where(is_seen_m, raw_m, np.nan)
+    effects_m = effects_m - median_of_others(effects_m)
+    errors_m = noise * np.sqrt(np.diagonal(inverse_mm))
+    ratios_m = np.divide(effects_m, errors_m, out=np.full(num_miners, np.nan), where=errors_m > 0.0)
+    return np.array([normal_score(ratio, freedom) for ratio in ratios_m])
+
+
+def median_of_others(values: Floats) -> Floats:
+    """For each value, the median of all others; NaN values count for nobody, and have none."""
+    known = np.flatnonzero(~np.isnan(values))
+    result = np.full(len(values), np.nan)
+    if len(known) < 2:
+        return result
+    order = known[np.argsort(values[known], kind="stable")]
+    ranks = np.arange(len(known))
+    ordered = values[order]
+    low, high = (len(known) - 2) // 2, (len(known) - 1) // 2
+    result[order] = (ordered[low + (ranks <= low)] + ordered[high + (ranks <= high)]) / 2.0
+    return result
+
+
+def normal_score(ratio: float, freedom: float) -> float:
+    """The z that is as improbable as Student's t of `ratio` (Wallace's approximation); NaN without degrees of freedom."""
+    if freedom < 1.0 or math.isnan(ratio):
+        return math.nan
+    size = (8.0 * freedom + 1.0) / (8.0 * freedom + 3.0) * math.sqrt(freedom * math.log1p(ratio * ratio / freedom))
+    return math.copysign(size, ratio)
+
+
+def anytime_limit(standard_error: float, *, alpha: float, effect: float) -> float:
+    """z that an honest miner reaches with probability alpha at most, however often one looks (a mixture of likelihoods).
+
+    `effect` is the harm that it finds soonest; it prices the looking, it is no threshold.
+    """
+    information = (effect / standard_error) ** 2
+    return math.sqrt((1.0 + 1.0 / information) * (2.0 * math.log(1.0 / alpha) + math.log1p(information)))
+
+
+def _limit(standard_error: float, config: ClaspConfig, *, is_sequential: bool) -> float:
+    if is_sequential and standard_error > 0.0:
+        return anytime_limit(standard_error, alpha=config.alpha, effect=config.effect)
+    return _quantile(config.alpha)
+
+
+def _quantile(alpha: float) -> float:
+    return NormalDist().inv_cdf(1.0 - alpha)
+
+
+def _freedom(counts_m: Floats) -> Floats:
+    """Degrees of freedom (Welch) of a miner's variance and the others' in the variance of their difference."""
+    is_seen_m = counts_m > 0
+    num_others = int(is_seen_m.sum()) - 1
+    if num_others < 1:
+        return np.zeros(len(counts_m))
+    own_m = 1.0 / np.maximum(counts_m, 1.0)
+    others_m = (np.sum(own_m[is_seen_m]) - own_m) / num_others**2
+    share_m = own_m / (own_m + others_m)
+    left_m = np.maximum(np.sum(counts_m) - counts_m - num_others, 1e-9)
+    freedom_m: Floats = 1.0 / (share_m**2 / np.maximum(counts_m - 1.0, 1e-9) + (1.0 - share_m) ** 2 / left_m)
+    return freedom_m
+
+
+def _median_variance(count: int) -> float:
+    return _MEDIAN_VARIANCE[max(0, count)] if count < len(_MEDIAN_VARIANCE) else math.pi / 2.0
+
+
+def _median_z(effects_j: Floats, variances_j: Floats) -> float:
+    """Median of one miner's effects over its error, after the reporter that speaks most against it was left out.
+
+    With that one in, a liar shifts the median of a few by half an error. The others' share of the noise is left out as small.
+    """
+    known = ~np.isnan(effects_j)
+    num_left = int(known.sum()) - 1
+    if num_left < MIN_STRATA - 1:
+        return math.nan
+    kept_j = np.sort(effects_j[known])[:-1]
+    error = math.sqrt(_median_variance(num_left) * float(np.mean(variances_j[known])) / num_left)
+    return float(np.median(kept_j)) / error if error > 0.0 else math.nan
+
+
+def _batch(members: list[list[int]], values: list[float]) -> Batch:
+    return Batch(members_kf=np.array(members, dtype=np.int64), loss_k=np.array(values, dtype=np.float64))

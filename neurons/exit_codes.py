@@ -24,10 +24,10 @@ class ExitCode(enum.IntEnum):
     HOTKEY_ENCRYPTED = 66
     NOT_REGISTERED = 67
     NO_SUCH_NETUID = 68
-    NO_RUN = 69
+    PORT_TAKEN = 69
     UNEXPECTED = 70
     CHAIN_UNREACHABLE = 71
-    PORT_TAKEN = 72
+    NO_RUN = 72
     FOREIGN_DIRECTORY = 73
     DAMAGED_STATE = 74
     UNAVAILABLE = 75
@@ -47,10 +47,10 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.HOTKEY_ENCRYPTED: "the hotkey is encrypted and its password is not at hand, or wrong",
     ExitCode.NOT_REGISTERED: "the hotkey is not registered on this subnet",
     ExitCode.NO_SUCH_NETUID: "the chain has no subnet with this netuid",
-    ExitCode.NO_RUN: "the subnet has no Strata run",
+    ExitCode.PORT_TAKEN: "another process listens on the port",
     ExitCode.UNEXPECTED: "a fault of Strata itself; the log has the traceback",
     ExitCode.CHAIN_UNREACHABLE: "the chain did not answer",
-    ExitCode.PORT_TAKEN: "another process listens on the port",
+    ExitCode.NO_RUN: "the subnet has no Strata run",
     ExitCode.FOREIGN_DIRECTORY: "the data directory belongs to another run",
     ExitCode.DAMAGED_STATE: "the state on disk is half-written or damaged",
     ExitCode.UNAVAILABLE: "a peer or a store did not answer in time; starting again may help",

@@ -98,6 +98,31 @@ class NodeSettings(Record, frozen=True):
         return Path(self.lock_dir).expanduser()
 
 
+class LocalnetOptions(Record, frozen=True):
+    """What `strata localnet` starts on this machine."""
+
+    num_miners: Annotated[int, Meta(ge=1, le=4096)] = 9
+    """At least one for each stage."""
+    num_validators: Annotated[int, Meta(ge=1, le=64)] = 2
+    """Validators with a permit."""
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Of first params, order of samples, keys and, in virtual time, of everything else."""
+    directory: str = "localnet"
+    """Where everything goes; made when missing, refused when another run's."""
+    port_base: Annotated[int, Meta(ge=0, le=65000)] = 0
+    """First of the ports to use; 0: free ones."""
+    is_virtual: bool = False
+    """All roles in one process on the virtual-time loop: same seed, same digest."""
+    cheats: tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+:[0-9]+$")], ...] = ()
+    """KIND:MINER, miners counted from 0."""
+
+    @property
+    def cheat_of(self) -> dict[int, str]:
+        """The kind of cheat by the number of the miner that plays it."""
+        pairs = (cheat.split(":") for cheat in self.cheats)
+        return {int(miner): kind for kind, miner in pairs}
+
+
 class NodeConfig(Record, frozen=True):
     """Everything a process is told: what its run agrees on, what the owner pays by, and what concerns this machine."""
 
@@ -108,6 +133,7 @@ class NodeConfig(Record, frozen=True):
 
 KNOBS = tables.knobs(RunConfig) | tables.knobs(IncentiveConfig, "incentives.") | tables.knobs(NodeSettings, "node.")
 """Every key of a configuration file."""
+LOCALNET_KNOBS = KNOBS | tables.knobs(LocalnetOptions, "localnet.")
 
 
 def load(
@@ -118,13 +144,52 @@ def load(
     environment: Mapping[str, str] = os.environ,
 ) -> NodeConfig:
     """The configuration of one process. `flags` are dotted keys and what was typed for them. Raises InvalidConfig."""
-    typed = {key: Setting(value, "the flags", isinstance(value, str)) for key, value in (flags or {}).items()}
-    from_environment = _environment(environment)
-    file = file or environment.get("STRATA_CONFIG")
-    from_file = _read(Path(file).expanduser()) if file else {}
-    above = from_file | from_environment | typed
+    above = _said(flags or {}, file or environment.get("STRATA_CONFIG"), environment)
     tables.refuse_unknown(above, KNOBS)
-    settings = _preset(preset or environment.get("STRATA_PRESET") or _preset_for(above)) | above
+    return _node_config(_preset(preset or environment.get("STRATA_PRESET") or _preset_for(above)) | above)
+
+
+def load_localnet(
+    flags: Mapping[str, object] | None = None, *, file: str | None = None, environment: Mapping[str, str] = os.environ
+) -> tuple[NodeConfig, LocalnetOptions]:
+    """The configuration of a local subnet over the preset `local`. Raises InvalidConfig.
+
+    The ecosystem's variables are left out: they speak of a wallet and a network that a local subnet must not touch.
+    """
+    environment = {name: value for name, value in environment.items() if name not in BITTENSOR_VARIABLES}
+    above = _said(flags or {}, file, environment)
+    tables.refuse_unknown(above, LOCALNET_KNOBS)
+    options = tables.build(LocalnetOptions, above, "localnet.")
+    implied = {"model.seed": options.seed, "corpus.seed": options.seed, "training.min_miners": options.num_miners}
+    settings = _preset("local") | {key: Setting(value, "localnet") for key, value in implied.items()} | above
+    config = _node_config(settings)
+    if options.num_miners < config.run.training.num_stages:
+        raise InvalidConfig(
+            f"localnet.num_miners (--miners) must be at least training.num_stages = {config.run.training.num_stages}, "
+            f"got {options.num_miners}"
+        )
+    for miner in options.cheat_of:
+        if miner >= options.num_miners:
+            raise InvalidConfig(f"--cheat KIND:MINER takes a miner in [0, {options.num_miners - 1}], got {miner}")
+    return config, options
+
+
+def without_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a process that is told everything by a file: variables would win over it."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in BITTENSOR_VARIABLES and not name.startswith("STRATA_")
+    }
+
+
+def _said(flags: Mapping[str, object], file: str | None, environment: Mapping[str, str]) -> dict[str, Setting]:
+    typed = {key: Setting(value, "the flags", isinstance(value, str)) for key, value in flags.items()}
+    from_file = _read(Path(file).expanduser()) if file else {}
+    return from_file | _environment(environment) | typed
+
+
+def _node_config(settings: Mapping[str, Setting]) -> NodeConfig:
     return NodeConfig(
         run=tables.build(RunConfig, settings),
         incentives=tables.build(IncentiveConfig, settings, "incentives."),

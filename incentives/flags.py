@@ -78,7 +78,11 @@ class Strata:
         mean_mj = np.where(is_known_mj, sum_mj / safe_mj, np.nan)
         variance_mj = (square_mj - sum_mj**2 / safe_mj) / (safe_mj * (safe_mj - 1.0))
         effect_mj = np.stack([column - median_of_others(column) for column in mean_mj.T], axis=1)
-        return np.array([_median_z(effects, errors) for effects, errors in zip(effect_mj, variance_mj, strict=True)])
+        known_j = np.maximum(is_known_mj.sum(axis=0), 2)
+        others_j = np.where(is_known_mj, variance_mj, 0.0).sum(axis=0) / known_j
+        others_j *= np.array([_median_variance(count - 1) / (count - 1) for count in known_j.tolist()])
+        error_mj = variance_mj + others_j
+        return np.array([_median_z(effects, errors) for effects, errors in zip(effect_mj, error_mj, strict=True)])
 
 
 def attribute(
@@ -255,7 +259,7 @@ def _median_variance(count: int) -> float:
 def _median_z(effects_j: Floats, variances_j: Floats) -> float:
     """Median of one miner's effects over its error, after the reporter that speaks most against it was left out.
 
-    With that one in, a liar shifts the median of a few by half an error. The others' share of the noise is left out as small.
+    With that one in, a liar shifts the median of a few by half an error.
     """
     known = ~np.isnan(effects_j)
     num_left = int(known.sum()) - 1

@@ -1,0 +1,259 @@
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incentives.clasp import Batch
+from incentives.config import ClaspConfig
+from incentives.flags import (
+    Attribution,
+    Flag,
+    anytime_limit,
+    attribute,
+    flags,
+    median_of_others,
+    normal_score,
+    samples_needed,
+    stage_test,
+    to_batches,
+    twin_scores,
+)
+from incentives.scenarios import Routing, Scenario
+from subnet.types import Epoch, Hotkey, PathwayLoss, SampleId
+
+CONFIG = ClaspConfig()
+
+
+def names(scenario: Scenario) -> list[list[Hotkey]]:
+    return [[Hotkey(f"{stage}-{at}") for at in range(scenario.num_miners)] for stage in range(scenario.num_stages)]
+
+
+def fitted(scenario: Scenario, num_samples: int, seed: int) -> Attribution:
+    batch = scenario.draw(num_samples, np.random.default_rng(seed))
+    return attribute(lambda: [batch], scenario.sizes, num_stages=scenario.num_stages)
+
+
+def found(scenario: Scenario, num_samples: int, seed: int, config: ClaspConfig = CONFIG) -> list[str]:
+    return [flag.hotkey for flag in flags(fitted(scenario, num_samples, seed), names(scenario), config)]
+
+
+@pytest.mark.parametrize("harm", [{}, {(2, 1): 1.1}, {(2, 1): 1.1, (2, 3): 1.1}, {(0, 0): 1.05, (3, 4): 1.05}])
+def test_exactly_the_harmful_are_flagged(harm: dict[tuple[int, int], float]) -> None:
+    assert found(Scenario(harm=harm), 20_000, 1) == [f"{stage}-{miner}" for stage, miner in sorted(harm)]
+
+
+def test_a_flag_says_how_much_and_how_sure() -> None:
+    scenario = Scenario(harm={(2, 1): 1.1})
+    (flag,) = flags(fitted(scenario, 20_000, 1), names(scenario), CONFIG)
+    assert isinstance(flag, Flag)
+    assert (flag.hotkey, flag.stage) == ("2-1", 2)
+    assert flag.effect == pytest.approx(0.45, abs=0.02)
+    assert flag.standard_error == pytest.approx(0.22 / math.sqrt(4_000), rel=0.15)
+    assert 60 < flag.z < flag.effect / flag.standard_error
+    assert 3_500 < flag.num_samples < 4_500
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        Scenario(num_stages=2, harm={(0, 1): 1.1}),
+        Scenario(num_stages=3, routing=Routing.STICKY, harm={(1, 1): 1.1}),
+        Scenario(num_stages=2, routing=Routing.UNBALANCED, harm={(0, 1): 1.1}),
+        Scenario(num_stages=2, is_heavy_tailed=True, harm={(0, 1): 1.1}),
+        Scenario(num_stages=2, trend=1.0, harm={(0, 1): 1.1}),
+        Scenario(num_stages=3, routing=Routing.STICKY, trend=1.0, harm={(1, 1): 1.1}),
+    ],
+    ids=["balanced", "sticky", "unbalanced", "heavy", "trending", "sticky-trending"],
+)
+def test_honest_miners_are_flagged_at_the_nominal_rate(scenario: Scenario) -> None:
+    """At 1 %, over 150 networks: the count of honest miners above the threshold lies within its sampling error."""
+    threshold, alpha, rounds = NormalDist().inv_cdf(0.99), 0.01, 150
+    above = tests = 0
+    for seed in range(rounds):
+        result = fitted(scenario, 1_200, seed)
+        for stage in range(scenario.num_stages):
+            z_m = stage_test(result, stage).z_m
+            honest = [at for at in range(5) if (stage, at) not in scenario.harm]
+            above += int((z_m[honest] > threshold).sum())
+            tests += len(honest)
+    assert above <= alpha * tests + 3.0 * math.sqrt(alpha * tests)
+
+
+def test_power_is_what_the_formula_says() -> None:
+    """At 1.2 times the samples of the formula, 90 % of the harmful are found, within sampling error."""
+    scenario = Scenario(num_stages=2, harm={(0, 0): 1.02})
+    needed = samples_needed(0.2, 0.09, 5)
+    assert needed == pytest.approx(19.1 * (0.2 / 0.09) ** 2 * 25 / 4, rel=1e-3)
+    rounds = 300
+    hits = sum(stage_test(fitted(scenario, round(1.2 * needed), seed), 0).z_m[0] > 3.0902 for seed in range(rounds))
+    assert hits / rounds > 0.9 - 2.0 * math.sqrt(0.09 / rounds)
+
+
+@pytest.mark.parametrize(("delta", "samples"), [(0.45, 24), (0.225, 95), (0.045, 2_360)])
+def test_the_formula_gives_the_figures_of_the_design(delta: float, samples: int) -> None:
+    assert samples_needed(0.2, delta, 5) == pytest.approx(samples, rel=0.02)
+
+
+def test_a_liar_in_the_last_stage_frames_nobody_and_is_flagged() -> None:
+    scenario = Scenario(framing=(3, 1, 2, 1.0))
+    rounds, convicted = 100, 0
+    for seed in range(rounds):
+        result = fitted(scenario, 10_000, seed)
+        flagged = {flag.hotkey for flag in flags(result, names(scenario), CONFIG)}
+        assert "4-3" in flagged
+        assert stage_test(result, 1).z_m[2] > 3.0902
+        convicted += "1-2" in flagged
+    assert convicted / rounds < 0.03 + 2.0 * math.sqrt(0.03 * 0.97 / rounds)
+
+
+def test_who_reports_too_low_a_loss_is_flagged_in_the_last_stage_only() -> None:
+    assert found(Scenario(num_stages=3, harm={(2, 1): 0.95}), 10_000, 3) == ["2-1"]
+    assert found(Scenario(num_stages=3, harm={(1, 1): 0.95}), 10_000, 3) == []
+
+
+def test_two_last_stage_miners_cannot_outvote_each_other() -> None:
+    scenario = Scenario(num_stages=2, num_miners=2, framing=(1, 0, 0, 1.0))
+    result = fitted(scenario, 4_000, 5)
+    assert np.isnan(result.strata.z_scores(0)).all()
+    assert "0-0" in {flag.hotkey for flag in flags(result, names(scenario), CONFIG)}
+
+
+def test_without_noise_nothing_is_tested() -> None:
+    members = np.stack(np.meshgrid(*[np.arange(3)] * 2, indexing="ij"), axis=-1).reshape(-1, 2).repeat(4, axis=0)
+    batch = Batch(members_kf=members, loss_k=np.ones(len(members)))
+    result = attribute(lambda: [batch], (3, 3), num_stages=2)
+    assert np.isnan(result.strata.z_scores(0)).all()
+    assert flags(result, [[Hotkey(f"{stage}{at}") for at in range(3)] for stage in range(2)], CONFIG) == ()
+    sequential = flags(
+        result, [[Hotkey(f"{stage}{at}") for at in range(3)] for stage in range(2)], CONFIG, is_sequential=True
+    )
+    assert sequential == ()
+
+
+def test_an_ill_conditioned_design_convicts_nobody() -> None:
+    scenario = Scenario(routing=Routing.STICKY, harm={(2, 1): 1.1})
+    assert found(scenario, 20_000, 1) == ["2-1"]
+    assert found(scenario, 20_000, 1, ClaspConfig(max_condition=5.0)) == []
+
+
+def test_a_miner_with_few_samples_is_not_judged() -> None:
+    scenario = Scenario(num_stages=2, harm={(0, 1): 1.5})
+    assert found(scenario, 200, 1) == ["0-1"]
+    assert found(scenario, 200, 1, ClaspConfig(min_samples=100)) == []
+
+
+def test_a_stage_of_one_or_with_an_idle_miner_is_tested_without_it() -> None:
+    scenario = Scenario(num_stages=2, num_miners=3, harm={(0, 1): 1.5})
+    batch = scenario.draw(500, np.random.default_rng(1))
+    wide = attribute(lambda: [batch], (4, 3), num_stages=2)
+    assert np.isnan(stage_test(wide, 0).z_m[3])
+    roster = [[Hotkey(name) for name in "abcd"], [Hotkey(name) for name in "efg"]]
+    assert [flag.hotkey for flag in flags(wide, roster, CONFIG)] == ["b"]
+    alone = Batch(members_kf=np.zeros((50, 1), np.int64), loss_k=batch.loss_k[:50])
+    assert np.isnan(stage_test(attribute(lambda: [alone], (1,), num_stages=1), 0).z_m).all()
+
+
+def test_looking_often_does_not_flag_the_honest() -> None:
+    rounds, alpha = 60, 0.05
+    scenario = Scenario(num_stages=2)
+    flagged = 0
+    for seed in range(rounds):
+        batch = scenario.draw(3_000, np.random.default_rng(seed))
+        for stop in range(300, 3_001, 300):
+            part = Batch(members_kf=batch.members_kf[:stop], loss_k=batch.loss_k[:stop])
+            test = stage_test(attribute(lambda part=part: [part], scenario.sizes, num_stages=2), 0)
+            if test.z_m[0] > anytime_limit(float(test.errors_m[0]), alpha=alpha, effect=0.05):
+                flagged += 1
+                break
+    assert flagged / rounds <= alpha + 3.0 * math.sqrt(alpha * (1 - alpha) / rounds)
+
+
+def test_a_sequential_test_still_finds_harm() -> None:
+    scenario = Scenario(harm={(2, 1): 1.05})
+    result = fitted(scenario, 3_000, 2)
+    assert [flag.hotkey for flag in flags(result, names(scenario), CONFIG, is_sequential=True)] == ["2-1"]
+
+
+def test_an_anytime_limit_asks_for_more_than_a_single_look() -> None:
+    for error in (0.001, 0.01, 0.1, 1.0):
+        assert anytime_limit(error, alpha=0.01, effect=0.05) > NormalDist().inv_cdf(0.99)
+
+
+def twins(num_pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Miner 0 of five adds 1 nat; the other twins are among the honest."""
+    rng = np.random.default_rng(seed)
+    first = np.concatenate([np.zeros(num_pairs, np.int64), rng.integers(1, 5, 30)])
+    second = (first + rng.integers(1, 5, len(first))) % 5
+    second = np.where((second == 0) & (first != 0), first % 4 + 1, second)
+    difference = 1.0 * (first == 0) + 0.05 * rng.standard_normal(len(first))
+    return first, second, difference
+
+
+def test_two_pairs_of_twins_show_an_identity_cheat() -> None:
+    for seed in range(20):
+        z = twin_scores(*twins(2, seed), 5)
+        assert z[0] > 3.72
+        assert (z[1:] < 3.72).all()
+
+
+def test_twins_that_do_not_exist_say_nothing() -> None:
+    nothing = np.zeros(0, np.int64)
+    assert np.isnan(twin_scores(nothing, nothing, np.zeros(0), 3)).all()
+    one = np.array([0]), np.array([1]), np.array([2.0])
+    assert np.isnan(twin_scores(*one, 3)).all()
+    several = np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), np.array([0.1, 0.2, 0.1, -0.1])
+    z = twin_scores(*several, 3)
+    assert np.isnan(z[2])
+    assert np.isfinite(z[:2]).all()
+    assert np.isnan(twin_scores(several[0], several[1], np.zeros(4), 3)).all()
+
+
+@given(values=st.lists(st.one_of(st.floats(-1e3, 1e3), st.just(math.nan)), max_size=9))
+def test_the_median_of_the_others(values: list[float]) -> None:
+    result = median_of_others(np.array(values))
+    for at, value in enumerate(values):
+        others = [other for place, other in enumerate(values) if place != at and not math.isnan(other)]
+        if math.isnan(value) or not others:
+            assert math.isnan(result[at])
+        else:
+            assert result[at] == pytest.approx(float(np.median(others)))
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"), [(2.764, 10, 0.01), (3.930, 11, 1.18e-3), (4.144, 10, 1e-3), (2.326, 1e6, 0.01)]
+)
+def test_a_t_value_becomes_the_z_of_the_same_tail(t: float, freedom: float, p: float) -> None:
+    assert 1.0 - NormalDist().cdf(normal_score(t, freedom)) == pytest.approx(p, rel=0.03)
+    assert normal_score(-t, freedom) == -normal_score(t, freedom)
+
+
+def test_without_freedom_there_is_no_score() -> None:
+    assert math.isnan(normal_score(3.0, 0.5))
+    assert math.isnan(normal_score(math.nan, 10.0))
+
+
+def test_ledger_records_become_batches() -> None:
+    roster = [[Hotkey("a"), Hotkey("b")], [Hotkey("c"), Hotkey("d")]]
+    records = [
+        PathwayLoss(
+            epoch=Epoch(0), sample=SampleId(at), pathway=(roster[0][at % 2], roster[1][at // 2]), loss=float(at)
+        )
+        for at in range(4)
+    ]
+    batches = list(to_batches(records, roster, batch_size=3))
+    assert [len(batch.loss_k) for batch in batches] == [3, 1]
+    assert np.concatenate([batch.members_kf for batch in batches]).tolist() == [[0, 0], [1, 0], [0, 1], [1, 1]]
+    assert next(iter(to_batches(records[:2], roster, batch_size=2))).loss_k.tolist() == [0.0, 1.0]
+    assert list(to_batches([], roster)) == []
+    with pytest.raises(KeyError):
+        list(to_batches(records, [roster[0], [Hotkey("c")]]))
+
+
+def test_framing_by_nobody_leaves_a_draw_as_it_is() -> None:
+    plain = Scenario().draw(50, np.random.default_rng(1))
+    framed = Scenario(framing=(0, 0, 0, 2.0)).draw(50, np.random.default_rng(1))
+    hit = (plain.members_kf[:, 4] == 0) & (plain.members_kf[:, 0] == 0)
+    np.testing.assert_allclose(framed.loss_k - plain.loss_k, 2.0 * hit)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from subnet.adapters.system import check_name
 from subnet.errors import Refused
-from subnet.types import NO_DIGEST, Digest, Record
+from subnet.types import NO_DIGEST, BlobRef, Digest, Record
 
 Method = Literal["GET", "PUT"]
 
@@ -23,6 +23,17 @@ class Grant(Record, frozen=True):
     expires_at_ms: int
     size_bytes: int = 0
     digest: Digest = NO_DIGEST
+
+    @classmethod
+    def upload(cls, ref: BlobRef, expires_at_s: float) -> "Grant":
+        """The right to put exactly `ref`."""
+        expires_at_ms = int(expires_at_s * 1000)
+        return cls(method="PUT", key=ref.key, expires_at_ms=expires_at_ms, size_bytes=ref.size_bytes, digest=ref.digest)
+
+    @classmethod
+    def download(cls, key: str, expires_at_s: float) -> "Grant":
+        """The right to get what lies under `key`."""
+        return cls(method="GET", key=key, expires_at_ms=int(expires_at_s * 1000))
 
 
 def _signature(secret: bytes, grant: Grant) -> str:
@@ -81,10 +92,7 @@ def check_upload(grant: Grant, *, size_bytes: int, digest: Digest) -> None:
         raise Refused("wrong_digest", f"bytes for {grant.key} have another digest than was granted")
 
 
-def cut(data: bytes, *, start: int, size_bytes: int | None) -> bytes | None:
-    """Range of `data`, or None when it begins behind the end; one rule for every store."""
+def check_range(start: int, size_bytes: int | None) -> None:
+    """Raise ValueError for what is no range."""
     if start < 0 or (size_bytes is not None and size_bytes < 1):
         raise ValueError(f"not a range: start {start}, size {size_bytes}")
-    if start and start >= len(data):
-        return None
-    return data[start:] if size_bytes is None else data[start : start + size_bytes]

@@ -28,6 +28,7 @@ def open_session(*, max_connections: int = 256) -> aiohttp.ClientSession:
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         auto_decompress=False,
+        headers={"Accept-Encoding": "identity", "User-Agent": "strata"},
         read_bufsize=1 << 18,
         cookie_jar=aiohttp.DummyCookieJar(),
     )

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Annotated, Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from msgspec import Meta
 
@@ -74,6 +75,11 @@ class _Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        # What a stranger can cause at will (a cut connection, bytes that are no HTTP) must not fill the log.
+        if not isinstance(kw.get("exc_info"), ConnectionError | HttpProcessingError):
+            super().log_exception(*args, **kw)
 
     def _stop_timer(self) -> None:
         if self._header_timer is not None:
@@ -160,6 +166,12 @@ class Listener:
         if self._runner is None:
             raise RuntimeError("the listener has not been started")
         return int(self._runner.addresses[0][1])
+
+    @property
+    def num_connections(self) -> int:
+        """Connections open now."""
+        server = self._runner.server if self._runner is not None else None
+        return len(server.connections) if server is not None else 0
 
     async def stop(self) -> None:
         """Close the socket and every connection; running handlers get a second to end."""

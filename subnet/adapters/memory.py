@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
-from subnet.adapters.grants import Grant, check_grant, check_upload, cut, grant_url, split_url
+from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url, split_url
 from subnet.adapters.system import check_name
 from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
@@ -130,11 +130,11 @@ class MemoryBlobStore:
 
     async def get(self, key: str, *, start: int = 0, size_bytes: int | None = None) -> bytes:
         """Read a range. Raises NotFound."""
+        check_range(start, size_bytes)
         data = self._objects.get(check_name(key))
-        part = None if data is None else cut(data, start=start, size_bytes=size_bytes)
-        if part is None:
+        if data is None or (start and start >= len(data)):
             raise NotFound(f"no object {key}, or none of its bytes from {start} on")
-        return part
+        return data[start:] if size_bytes is None else data[start : start + size_bytes]
 
     async def size(self, key: str) -> int | None:
         """Size in bytes, or None when there is no such object."""
@@ -147,15 +147,11 @@ class MemoryBlobStore:
 
     def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
         """URL that takes exactly these bytes until it expires."""
-        expires_at_ms = int(expires_at_s * 1000)
-        grant = Grant(
-            method="PUT", key=ref.key, expires_at_ms=expires_at_ms, size_bytes=ref.size_bytes, digest=ref.digest
-        )
-        return grant_url(_BASE_URL, _SECRET, grant)
+        return grant_url(_BASE_URL, _SECRET, Grant.upload(ref, expires_at_s))
 
     def download_url(self, key: str, *, expires_at_s: float) -> str:
         """URL that gives `key` until it expires."""
-        return grant_url(_BASE_URL, _SECRET, Grant(method="GET", key=key, expires_at_ms=int(expires_at_s * 1000)))
+        return grant_url(_BASE_URL, _SECRET, Grant.download(key, expires_at_s))
 
     def redeem(self, url: str, *, method: str) -> Grant:
         """What `url` allows now. Raises Refused."""

@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NAME_LIMIT = 512
-_TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-"
+"""How names of half-written files begin."""
 
 
 def check_name(name: str) -> str:
@@ -27,7 +28,7 @@ def check_name(name: str) -> str:
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path` so that a reader, or a machine that loses power, sees nothing or all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{path.name}"[:250])
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{path.name}"[:250])
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -50,7 +51,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 def is_temporary(path: Path) -> bool:
     """Whether `path` is a half-written file that a killed process left."""
-    return path.name.startswith(_TEMPORARY)
+    return path.name.startswith(TEMPORARY)
 
 
 class SystemClock:
@@ -86,7 +87,7 @@ class DirectoryDisk:
     def __init__(self, path: Path) -> None:
         self._root = path
         path.mkdir(parents=True, exist_ok=True)
-        for left_over in path.rglob(f"{_TEMPORARY}*"):
+        for left_over in path.rglob(f"{TEMPORARY}*"):
             left_over.unlink(missing_ok=True)
 
     async def write(self, name: str, data: bytes) -> None:

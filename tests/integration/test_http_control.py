@@ -6,7 +6,6 @@ import errno
 import io
 from collections.abc import AsyncIterator
 
-import aiohttp
 import msgspec
 import pytest
 import yarl
@@ -263,14 +262,15 @@ async def test_late_headers_close_the_connection(sent: bytes, is_second: bool) -
 
 
 async def test_an_idle_connection_may_stay_longer_than_headers_may_take() -> None:
-    async with serving(ListenLimits(header_s=0.1)) as (_, _, url), aiohttp.ClientSession() as session:
+    async with serving(ListenLimits(header_s=0.1)) as (_, listener, url), open_session() as session:
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         for _ in range(2):
-            async with session.get(url + "/health") as response:
-                assert response.status == 200
-            await CLOCK.sleep(0.25)
-        assert session.connector is not None
-        connections = [entry for pool in session.connector._conns.values() for entry in pool]
-        assert len(connections) == 1
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"strata_up 1\n")
+            control = HttpControl(session, url, signer=MINER, orchestrator=OWNER.hotkey, clock=CLOCK)
+            await control.call(wire.Poll(known_version=0, wait_s=0.2))
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_slow_or_cut_body_is_answered_or_dropped_never_kept() -> None:

@@ -1,0 +1,238 @@
+"""Blob stores: a directory behind the orchestrator's own routes, and a client for granted URLs of any store.
+
+An object's key is made by the orchestrator and an object never changes, so a repeated upload is harmless (trust.md 6).
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+import aiohttp
+import blake3
+import yarl
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from subnet.adapters import routes
+from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url
+from subnet.adapters.http_client import NETWORK_ERRORS, read_response, say
+from subnet.adapters.listener import Listener
+from subnet.adapters.rates import transfer_limit_s
+from subnet.adapters.system import TEMPORARY, check_name, publish, write_atomically
+from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.ports import Clock
+from subnet.types import BlobRef, Digest
+
+_PIECE_BYTES = 1 << 18
+_ERROR_LIMIT_BYTES = 1 << 16
+_RETRYABLE = frozenset({408, 425, 429})
+
+
+class DirectoryBlobStore:
+    """Objects as files below one directory (ports.BlobStore); miners reach them by signed URLs of `mount_on`'s routes."""
+
+    def __init__(self, root: Path, base_url: str, *, secret: bytes, clock: Clock) -> None:
+        self._root = root
+        self._base_url = base_url.rstrip("/") + routes.BLOBS.rstrip("/")
+        self._secret = secret
+        self._clock = clock
+        root.mkdir(parents=True, exist_ok=True)
+        for left_over in root.rglob(f"{TEMPORARY}*"):
+            left_over.unlink(missing_ok=True)
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Store atomically. Raises TransientFailure."""
+        try:
+            await asyncio.to_thread(write_atomically, self._path(key), data)
+        except OSError as error:
+            raise TransientFailure(f"cannot store {key}: {error}") from error
+
+    async def get(self, key: str, *, start: int = 0, size_bytes: int | None = None) -> bytes:
+        """Read a range. Raises NotFound, TransientFailure."""
+        check_range(start, size_bytes)
+        try:
+            return await asyncio.to_thread(_read_range, self._path(key), start, size_bytes)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise NotFound(f"no object {key}, or none of its bytes from {start} on") from error
+        except OSError as error:
+            raise TransientFailure(f"cannot read {key}: {error}") from error
+
+    async def size(self, key: str) -> int | None:
+        """Size in bytes, or None when there is no such object."""
+        path = self._path(key)
+        try:
+            return path.stat().st_size if path.is_file() else None
+        except FileNotFoundError:  # deleted in between
+            return None
+
+    async def delete(self, key: str) -> None:
+        """Remove; a key that is not there is no error."""
+        await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
+
+    def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
+        """URL that takes exactly these bytes until it expires."""
+        return grant_url(self._base_url, self._secret, Grant.upload(ref, expires_at_s))
+
+    def download_url(self, key: str, *, expires_at_s: float) -> str:
+        """URL that gives `key`, with ranges, until it expires."""
+        return grant_url(self._base_url, self._secret, Grant.download(key, expires_at_s))
+
+    def mount_on(self, listener: Listener) -> None:
+        """Offer `PUT` and `GET /v1/blobs/<key>` to whoever holds a granted URL."""
+        listener.mount(routes.BLOBS, self._answer)
+
+    def _path(self, key: str) -> Path:
+        return self._root / check_name(key)
+
+    async def _answer(self, request: web.BaseRequest, key: str) -> web.StreamResponse:
+        if request.method not in ("GET", "PUT"):
+            raise NotFound("objects are put and got, nothing else")
+        now = self._clock.now()
+        grant = check_grant(key, request.query_string, method=request.method, secret=self._secret, now=now)
+        return await (self._take(request, grant) if grant.method == "PUT" else self._give(request, grant))
+
+    async def _take(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
+        if request.content_length != grant.size_bytes:
+            raise Refused("wrong_size", f"Content-Length {request.content_length}, granted were {grant.size_bytes}")
+        path = self._path(grant.key)
+        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+        try:
+            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+            try:
+                async with asyncio.timeout(transfer_limit_s(grant.size_bytes)):
+                    size_bytes, digest = await _receive(request.content, temporary, limit_bytes=grant.size_bytes)
+            except TimeoutError as error:
+                raise ProtocolViolation("upload came too slowly; it needs 64 KiB/s") from error
+            except web.RequestPayloadError as error:
+                raise ProtocolViolation("upload is cut off") from error
+            check_upload(grant, size_bytes=size_bytes, digest=digest)
+            await asyncio.to_thread(publish, temporary, path)
+        except ConnectionError:
+            raise  # the client is gone: nobody to answer
+        except OSError as error:
+            raise TransientFailure(f"cannot store {grant.key}: {error.strerror}") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return web.Response(status=200)
+
+    async def _give(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
+        path = self._path(grant.key)
+        size_bytes = await self.size(grant.key)
+        if size_bytes is None:
+            raise NotFound(f"no object {grant.key}")
+        return _BoundedFile(path, limit_s=transfer_limit_s(size_bytes))
+
+
+class _BoundedFile(web.FileResponse):
+    """A file with ranges, for readers that keep up the least speed."""
+
+    def __init__(self, path: Path, *, limit_s: float) -> None:
+        super().__init__(path, headers={"Content-Type": "application/octet-stream"})
+        self._limit_s = limit_s
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await super().prepare(request)  # a file response sends its bytes here
+        except TimeoutError as error:
+            raise ConnectionResetError("the reader is too slow") from error
+
+
+async def _receive(content: aiohttp.StreamReader, path: Path, *, limit_bytes: int) -> tuple[int, Digest]:
+    """Stream a body into a new flushed file; its size and digest."""
+    hasher, size_bytes = blake3.blake3(), 0
+    file = await asyncio.to_thread(path.open, "xb")
+    try:
+        async for piece in content.iter_any():
+            size_bytes += len(piece)
+            if size_bytes > limit_bytes:
+                raise ProtocolViolation(f"upload is longer than {limit_bytes} bytes")
+            hasher.update(piece)
+            await asyncio.to_thread(file.write, piece)
+        await asyncio.to_thread(_flush, file)
+    finally:
+        await asyncio.to_thread(file.close)
+    return size_bytes, Digest(hasher.hexdigest())
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _read_range(path: Path, start: int, size_bytes: int | None) -> bytes:
+    with path.open("rb") as file:
+        if start and start >= os.fstat(file.fileno()).st_size:
+            raise FileNotFoundError(path)
+        file.seek(start)
+        return file.read(-1 if size_bytes is None else size_bytes)
+
+
+class HttpBlobs:
+    """Granted URLs of any store over HTTP (ports.Blobs); one attempt for each call, at the least speed of bulk transfers."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def put(self, url: str, data: bytes) -> None:
+        """Upload exactly the granted bytes. Raises Refused (grant does not fit), TransientFailure."""
+        headers = {"Content-Length": str(len(data)), "Content-Type": "application/octet-stream"}
+        try:
+            async with (
+                asyncio.timeout(transfer_limit_s(len(data))),
+                self._session.put(
+                    yarl.URL(url, encoded=True), data=_pieces(data), headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                if response.status in (200, 201, 204):
+                    return
+                answer = await read_response(response, limit_bytes=_ERROR_LIMIT_BYTES)
+        except NETWORK_ERRORS as error:
+            raise TransientFailure(f"upload failed: {say(error)}") from error
+        raise _refusal(response.status, answer)
+
+    async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
+        """Download a range. Raises NotFound, TransientFailure (also: URL expired), ProtocolViolation (too long)."""
+        check_range(start, size_bytes)
+        expected = limit_bytes if size_bytes is None else min(size_bytes, limit_bytes)
+        headers = {}
+        if start or size_bytes is not None:
+            headers["Range"] = f"bytes={start}-{'' if size_bytes is None else start + size_bytes - 1}"
+        try:
+            async with (
+                asyncio.timeout(transfer_limit_s(expected)),
+                self._session.get(yarl.URL(url, encoded=True), headers=headers, allow_redirects=False) as response,
+            ):
+                is_wanted = response.status == (206 if headers else 200)
+                limit = limit_bytes if is_wanted else _ERROR_LIMIT_BYTES
+                if not is_wanted and response.status == 200:
+                    raise ProtocolViolation("the store ignores ranges")
+                data = await read_response(response, limit_bytes=limit)
+        except NETWORK_ERRORS as error:
+            raise TransientFailure(f"download failed: {say(error)}") from error
+        if is_wanted:
+            if size_bytes is not None and len(data) > size_bytes:
+                raise ProtocolViolation(f"the store gave {len(data)} bytes, asked for were {size_bytes}")
+            return data
+        if response.status in (404, 416):
+            raise NotFound(f"no such object, or none of its bytes from {start} on")
+        raise TransientFailure(
+            f"download refused with status {response.status}: {routes.error_of(response.status, data)}"
+        )
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    """The body in pieces, so that a large one does not hold up the loop."""
+    for at in range(0, len(data), _PIECE_BYTES):
+        yield data[at : at + _PIECE_BYTES]
+
+
+def _refusal(status: int, answer: bytes) -> Refused | TransientFailure:
+    """Every definite no is Refused, whichever store said it."""
+    error = routes.error_of(status, answer)
+    if status >= 500 or status in _RETRYABLE:
+        return TransientFailure(f"upload failed with status {status}: {error}")
+    return error if isinstance(error, Refused) else Refused("upload_refused", f"{error} (status {status})")

@@ -1,21 +1,25 @@
 """The hotkey of this process, from a Bittensor wallet. The coldkey is never opened."""
 
+import sys
 from pathlib import Path
 
 import bittensor as bt
 from bittensor.keyfiles import KeyfileError, Keypair, WrongPasswordError
 
 from neurons.exit_codes import ExitCode
-from neurons.settings import PASSWORD_VARIABLE, NodeSettings
+from neurons.settings import PASSWORD_VARIABLE, NodeSettings, hotkey_password
 from subnet.errors import StartupRefused
 
 
-def load_hotkey(node: NodeSettings, *, password: str | None = None, is_interactive: bool = False) -> Keypair:
+def load_hotkey(node: NodeSettings, *, password: str | None = None, is_interactive: bool | None = None) -> Keypair:
     """The key pair that signs for this node. Raises StartupRefused saying what is missing and what to type.
 
-    An encrypted key takes `password`, else the SDK's own variable, else a question when `is_interactive`; a service
-    without a terminal ends at once instead of waiting for an answer (users.md 34).
+    An encrypted key takes `password`, else STRATA_HOTKEY_PASSWORD, else the SDK's own variable, else a question when
+    `is_interactive` (by default: when there is a terminal); a service without one ends at once instead of waiting for an
+    answer (users.md 34).
     """
+    password = password or hotkey_password()
+    is_interactive = sys.stdin.isatty() if is_interactive is None else is_interactive
     wallet = bt.Wallet(node.wallet, node.hotkey, node.wallet_path)
     _require_files(node)
     try:

@@ -60,20 +60,20 @@ def test_a_module_is_one_idea() -> None:
     assert not long - set(LONGER)
 
 
-def _handlers(path: Path) -> Iterator[str]:
+def _swallowers(path: Path) -> Iterator[str]:
+    """Handlers that catch everything and do not hand it on."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ExceptHandler):
             names = (
-                {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
-                if node.type
-                else {"BaseException"}
+                {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)} if node.type else {"Exception"}
             )
-            if names & {"Exception", "BaseException"}:
+            last = node.body[-1]
+            if names & {"Exception", "BaseException"} and not (isinstance(last, ast.Raise) and last.exc is None):
                 yield str(path.relative_to(ROOT))
 
 
 def test_one_broad_except_in_the_whole_project() -> None:
-    assert [where for path in MODULES for where in _handlers(path)] == ["neurons/lifecycle.py"]
+    assert [where for path in MODULES for where in _swallowers(path)] == ["neurons/lifecycle.py"]
 
 
 def test_nothing_is_left_for_later_and_no_test_is_excused() -> None:

@@ -171,9 +171,9 @@ def make(path: Path, *, password: str | None = None) -> str:
     return str(keypair.ss58_address)
 
 
-def denied(node: NodeSettings, code: ExitCode, password: str | None = None) -> str:
+def denied(node: NodeSettings, code: ExitCode) -> str:
     with pytest.raises(StartupRefused) as caught:
-        load_hotkey(node, password=password)
+        load_hotkey(node, is_interactive=False)
     assert caught.value.exit_code == code
     assert len(str(caught.value).splitlines()) <= 2
     return str(caught.value)
@@ -203,7 +203,9 @@ def test_an_encrypted_hotkey_without_a_terminal_names_the_variable_at_once(tmp_p
 @pytest.mark.slow  # the SDK spends seconds on purpose at each guess of a password
 def test_a_password_unlocks_and_a_wrong_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = make(tmp_path, password="open sesame")
-    assert load_hotkey(settings(tmp_path), password="open sesame").ss58_address == address
+    monkeypatch.setenv("STRATA_HOTKEY_PASSWORD", "open sesame")
+    assert load_hotkey(settings(tmp_path)).ss58_address == address
+    monkeypatch.delenv("STRATA_HOTKEY_PASSWORD")
     file = bt.Wallet("w", "h", str(tmp_path)).hotkey_file
     monkeypatch.setenv(file.env_var_name(), "")  # so that what the SDK saves there goes with the test
     file.save_password_to_env("guess")

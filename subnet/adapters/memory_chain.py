@@ -296,7 +296,8 @@ class MemoryChain:
             await self._wait_for_block(self._now() + self._state.blocks_to_epoch(self._now()) + 1)
         if config.version_key > self._version_key:
             reason = (
-                f"weights of version key {config.version_key} and later are taken, this build is {self._version_key}"
+                f"netuid {config.netuid} takes weights of version key {config.version_key} and later, this build is "
+                f"{self._version_key}: update Strata, then restart the validator"
             )
             raise Refused("version_key", reason)
         conformed = conform(weights, self._state.metagraph(self._now()), config.rules)

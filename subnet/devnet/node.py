@@ -103,8 +103,7 @@ class Node:
         """Start, make blocks while the body runs, stop."""
         self._start_chain()
         try:
-            server = await self._listen()
-            async with server, asyncio.TaskGroup() as tasks:
+            async with await self._listen() as server, asyncio.TaskGroup() as tasks:
                 self._port = next(iter(server.sockets)).getsockname()[1]
                 producer = tasks.create_task(self._produce())
                 try:
@@ -113,6 +112,10 @@ class Node:
                     producer.cancel()
                     for client in list(self._clients.values()):
                         client.socket.transport.abort()
+        except ExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            raise group.exceptions[0] from None
         finally:
             if self._journal is not None:
                 self._journal.close()

@@ -49,6 +49,11 @@ async def create_run(
     )
 
 
-def config_digest(config: RunConfig, incentives: IncentiveConfig) -> Digest:
-    """What the owner's on-chain record pins: all that the nodes of a run agree on."""
-    return digest(config_bytes(config) + b"\n" + wire.encode(incentives))
+def description(config: RunConfig, incentives: IncentiveConfig, corpus_digest: Digest) -> bytes:
+    """All that the nodes of a run agree on, one line each: the public object `config`."""
+    return b"\n".join((config_bytes(config), wire.encode(incentives), corpus_digest.encode()))
+
+
+def config_digest(config: RunConfig, incentives: IncentiveConfig, corpus_digest: Digest) -> Digest:
+    """Digest of the description: what the owner's on-chain record pins."""
+    return digest(description(config, incentives, corpus_digest))

@@ -1,14 +1,16 @@
 """How a process starts, logs, and ends: signals, bounded shutdown, one message and one exit code for each reason."""
 
 import asyncio
+import contextlib
 import logging
 import logging.handlers
 import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
@@ -105,6 +107,19 @@ async def _supervise(main: RoleMain, role: str, limit_s: float) -> None:
         lost = "; ".join(stop.lost) or "nothing"
         log.info("stopped", extra={"reason": stop.reason, "lost": lost})
         _say(f"strata {role} stopped ({stop.reason}); lost: {lost}")
+
+
+async def until_stopped(stop: Stop, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends by itself or a stop is requested, then cancel it. Raises what `work` raises."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _signals_to_handle() -> Iterator[signal.Signals]:

@@ -1,476 +1,169 @@
-"""Orchestrator: feed events to the state machine, journal them, carry out the effects.
-
-One task owns the state. An event is stepped, then journaled and flushed, and only then is anything it caused told to
-anybody, so what was acknowledged survives a crash. Reading requests are answered from the state and never journaled.
-"""
+"""`strata orchestrator` and `strata init-run`: stores, routes, creating a run. The role itself is roles/orchestrator.py."""
 
 import asyncio
-import contextlib
 import logging
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import assert_never
+import secrets
 
 import msgspec
+from subnet.adapters.corpus import make_corpus
 
-from neurons.shards import reduced_bytes
-from subnet import receipts, wire
-from subnet.config import RunConfig
-from subnet.dashboard.views import run_view
-from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
-from subnet.frames import digest
-from subnet.merging.upload import to_vector
-from subnet.orchestration import invariants, machine, views
-from subnet.orchestration.events import (
-    Answer,
-    AnyEffect,
-    AnyEvent,
-    AwaitBlock,
-    BlockSeen,
-    CommitRoot,
-    Created,
-    HeardFrom,
-    OuterRefereed,
-    RefereeOuter,
-    RefereeShard,
-    Requested,
-    RootIncluded,
-    ShardRefereed,
-    StoreSegment,
-    Ticked,
-    Wake,
-    chain_seen,
-    decode_event,
-    encode_event,
-)
-from subnet.orchestration.ledger import Segment, encode_segment
-from subnet.orchestration.merge import object_key
-from subnet.orchestration.state import State
-from subnet.orchestration.work import sign_leases
-from subnet.ports import BlobStore, Chain, Clock, Signer, StateStore
-from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step
-from subnet.types import BlobRef, Hotkey
+from neurons.claims import directory_claim
+from neurons.exit_codes import ExitCode
+from neurons.init_run import config_digest, create_run
+from neurons.lifecycle import Stop, run_role, until_stopped
+from neurons.roles.orchestrator import Orchestrator
+from neurons.scoring import parse_discovery
+from neurons.settings import NodeConfig
+from neurons.wiring import OwnerNode, owner_node
+from subnet import wire
+from subnet.adapters.blobs import DirectoryBlobStore
+from subnet.adapters.http_server import mount_control, mount_public, mount_status
+from subnet.adapters.listener import Listener
+from subnet.errors import NotFound, ProtocolViolation, StartupRefused
+from subnet.orchestration.events import Created, decode_event, encode_event
 
 log = logging.getLogger("strata.orchestrator")
 
-OBJECT_LIMIT_BYTES = 64 << 20
-UPLOAD_KINDS = ("upload", "shard", "snapshot", "checkpoint", "evidence")
-GRANT_LIFE_S = 300.0
-CHAIN_POLL_S = 2.0
-RETRY_S = 1.0
-BATCH = 256
-_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+GENESIS = "genesis.json"
 
 
-def segment_key(run_id: str, index: int) -> str:
-    """Where a sealed segment of the ledger lies."""
-    return f"runs/{run_id}/ledger/{index:06d}"
+async def run_orchestrator(config: NodeConfig, stop: Stop) -> None:
+    """Serve the run of this directory until stopped, creating it when there is none yet."""
+    async with owner_node(config) as node:
+        genesis = await _genesis(node)
+        if genesis is None:
+            await _refuse_other_run(node)
+            genesis = await _create(node, run_id=None)
+        with directory_claim(config.node.data_path, genesis.run_id, role="orchestrator"):
+            _check_config(config, genesis)
+            await _serve(node, genesis, stop)
 
 
-@dataclass(slots=True)
-class _Pending:
-    """An event on its way through the journal, and who waits for its answer."""
-
-    event: AnyEvent
-    answered: asyncio.Future[wire.Response] | None = None
-
-
-@dataclass(slots=True)
-class _Published:
-    """What the owner's on-chain record should say, and whether it says so already."""
-
-    discovery: wire.Discovery
-    is_due: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Orchestrator:
-    """One run. `genesis` gives the first event when the journal is empty."""
-
-    def __init__(
-        self,
-        *,
-        config: RunConfig,
-        signer: Signer,
-        store: StateStore,
-        blobs: BlobStore,
-        chain: Chain,
-        clock: Clock,
-        discovery: wire.Discovery,
-        genesis: Callable[[], Created],
-    ) -> None:
-        self.state = State()
-        self._config = config
-        self._signer = signer
-        self._store = store
-        self._blobs = blobs
-        self._chain = chain
-        self._clock = clock
-        self._genesis = genesis
-        self._published = _Published(discovery)
-        self._inbox: asyncio.Queue[_Pending] = asyncio.Queue()
-        self._inflight: dict[tuple[Hotkey, str], asyncio.Future[wire.Response]] = {}
-        self._changed = asyncio.Event()
-        self._heard: dict[Hotkey, float] = {}
-        self._jobs: asyncio.Queue[AnyEffect] = asyncio.Queue()
-        self.is_ready = asyncio.Event()
-
-    async def run(self) -> None:
-        """Recover, then serve until cancelled."""
-        effects = await self._recover()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._own_state(), name="state")
-            group.create_task(self._watch_chain(), name="chain")
-            group.create_task(self._watch_time(), name="time")
-            group.create_task(self._publish(), name="publish")
-            group.create_task(self._work(group), name="jobs")
-            for effect in effects:
-                self._jobs.put_nowait(effect)
-            self._published.is_due.set()
-            self.is_ready.set()
-
-    # ---- what comes in -----------------------------------------------------------------------------------------
-
-    async def handle(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
-        """Answer one verified request. Raises Refused, ProtocolViolation, TransientFailure."""
-        if not self.is_ready.is_set():
-            raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
-        self._heard[sender] = self._clock.now()
-        request = envelope.request
-        match request:
-            case wire.Poll():
-                return await self._poll(sender, request)
-            case wire.RequestUpload():
-                return self._grant_upload(sender, request)
-            case wire.RequestDownload():
-                return self._grant_download(sender, request)
-            case wire.GetMergePlan():
-                return views.merge_plan(self.state, sender, request)
-            case wire.UploadDone():
-                await self._check_uploaded(sender, request)
-            case wire.ReportReduced() | wire.SnapshotDone() | wire.AnswerChallenge():
-                await self._check_stored(sender, _refs(request))
-            case wire.PostVerdict():
-                self._check_verdict(request)
-            case _:
-                pass
-        response = await self._ask(sender, envelope)
-        if isinstance(response, wire.ErrorBody):
-            raise Refused(response.code, response.reason)
-        return self._signed(sender, response)
-
-    async def _ask(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
-        """Put a request through the state machine; a repeat that arrives meanwhile waits for the same answer."""
-        key = (sender, envelope.request_id)
-        answered = self._inflight.get(key)
-        if answered is None:
-            answered = asyncio.get_running_loop().create_future()
-            self._inflight[key] = answered
-            event = Requested(
-                at_s=self._clock.now(), sender=sender, request_id=envelope.request_id, request=envelope.request
+async def announce_run(config: NodeConfig, *, url: str, run_id: str | None) -> str:
+    """Create a run, store its genesis, and put it on chain; returns its id. Raises StartupRefused when there is one."""
+    async with owner_node(config, url=url) as node:
+        if await _genesis(node) is not None:
+            raise StartupRefused(
+                f"{config.node.data_path} holds a run already; nothing was changed. Name another with --data-dir.",
+                ExitCode.FOREIGN_DIRECTORY,
             )
-            self._inbox.put_nowait(_Pending(event, answered))
-        return await asyncio.shield(answered)
+        genesis = await _create(node, run_id=run_id)
+        await node.chain.commit(wire.encode(_discovery(node, genesis)))
+        return genesis.run_id
 
-    async def public(self, name: str) -> bytes | None:
-        """Public objects: `run` (discovery record), `status`, `ledger/INDEX` (sealed segments), `snapshots/STAGE`."""
-        state = self.state
-        if name == "run":
-            return wire.encode(self._published.discovery)
-        if name == "status":
-            return wire.encode(run_view(state))
-        part, _, index = name.partition("/")
-        if not index.isdigit() or len(index) > 9:
-            return None
-        number = int(index)
-        if part == "ledger" and number < state.ledger.num_segments:
-            key = segment_key(state.run_id, number)
-        elif part == "snapshots" and number < len(state.snapshots):
-            key = state.snapshots[number].key
-        else:
-            return None
-        try:
-            return await self._blobs.get(key)
-        except NotFound:
-            return None
 
-    async def _poll(self, sender: Hotkey, request: wire.Poll) -> wire.Response:
-        member = self.state.members.get(sender)
-        if member is not None and request.session and member.session != request.session:
-            raise Refused("session", "another process has joined with this hotkey since; this one should stop")
-        if member is not None and not member.is_live and sender in self.state.registered:
-            self._submit(HeardFrom(at_s=self._clock.now(), hotkey=sender, is_live=True))
-        deadline = self._clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
-        while True:
-            changed = self._changed
-            view = views.directive(self.state, sender)
-            left_s = deadline - self._clock.now()
-            if view.version != request.known_version or left_s <= 0:
-                return view
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await changed.wait()
-            self._heard[sender] = self._clock.now()
+async def _genesis(node: OwnerNode) -> Created | None:
+    data = await node.disk.read(GENESIS)
+    if data is None:
+        return None
+    try:
+        event = decode_event(data)
+    except msgspec.DecodeError as error:
+        raise StartupRefused(
+            f"{node.config.node.data_path}/run/{GENESIS} is damaged: {error}. Restore it from a backup.",
+            ExitCode.DAMAGED_STATE,
+        ) from error
+    if not isinstance(event, Created):
+        raise StartupRefused(f"{GENESIS} does not create a run", ExitCode.DAMAGED_STATE)
+    return event
 
-    def _grant_upload(self, sender: Hotkey, request: wire.RequestUpload) -> wire.Response:
-        if sender not in self.state.members:
-            raise Refused("not-joined", "join first: this orchestrator does not know your key")
-        if request.kind not in UPLOAD_KINDS or not _NAME.fullmatch(request.name):
-            raise Refused(
-                "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
-            )
-        if not 0 <= request.size_bytes <= OBJECT_LIMIT_BYTES:
-            raise Refused("object", f"an object has at most {OBJECT_LIMIT_BYTES} bytes, this one {request.size_bytes}")
-        if not re.fullmatch(r"[0-9a-f]{64}", request.digest):
-            raise Refused("object", "the digest is 64 lower-case hex digits of blake3")
-        key = object_key(
-            self.state.run_id,
-            epoch=request.epoch,
-            hotkey=sender,
-            kind=request.kind,
-            name=request.name,
-            content=request.digest,
-        )
-        ref = BlobRef(key=key, digest=request.digest, size_bytes=request.size_bytes)
-        url = self._blobs.upload_url(ref, expires_at_s=self._clock.now() + GRANT_LIFE_S)
-        return wire.UploadGrant(ref=ref, url=url)
 
-    def _grant_download(self, sender: Hotkey, request: wire.RequestDownload) -> wire.Response:
-        if sender not in self.state.members and sender not in self.state.validators:
-            raise Refused("not-joined", "only miners and validators of this run read its objects")
-        prefix = f"runs/{self.state.run_id}/"
-        if any(not key.startswith(prefix) or ".." in key for key in request.keys):
-            raise Refused("object", f"keys of this run begin with {prefix}")
-        expires_at_s = self._clock.now() + GRANT_LIFE_S
-        return wire.DownloadGrant(
-            urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
+async def _refuse_other_run(node: OwnerNode) -> None:
+    """An empty directory beside a run on chain is a mistake of paths, not the wish for a new run."""
+    try:
+        found = parse_discovery(await node.chain.commitment(node.signer.hotkey))
+    except (NotFound, ProtocolViolation):
+        return
+    raise StartupRefused(
+        f"netuid {node.config.node.netuid} has run {found.r} on chain, and {node.config.node.data_path} does not hold it.\n"
+        "Name its directory with --data-dir, or begin a new run with: strata init-run",
+        ExitCode.FOREIGN_DIRECTORY,
+    )
+
+
+async def _create(node: OwnerNode, *, run_id: str | None) -> Created:
+    config = node.config
+    corpus = make_corpus(config.run)
+    block = await node.chain.block()
+    created = await create_run(
+        config.run,
+        config.incentives,
+        run_id=run_id or f"run-{secrets.token_hex(6)}",
+        owner=node.signer.hotkey,
+        corpus_digest=corpus.digest,
+        blobs=node.blobs,
+        beacon=await node.chain.block_hash(max(0, block - 10)) or f"{block}",
+        at_s=node.clock.now(),
+    )
+    await node.disk.write(GENESIS, encode_event(created))
+    log.info("run created", extra={"run": created.run_id, "stages": len(created.snapshots)})
+    return created
+
+
+def _check_config(config: NodeConfig, genesis: Created) -> None:
+    """A run keeps the configuration it was created with."""
+    ours = (wire.encode(config.run).decode(), wire.encode(config.incentives).decode())
+    if ours != (genesis.config_json, genesis.incentives_json):
+        raise StartupRefused(
+            f"the configuration differs from the one run {genesis.run_id} was created with; nodes have pinned that one.\n"
+            "Start with the old configuration, or begin a new run with: strata init-run",
+            ExitCode.INVALID_CONFIG,
         )
 
-    async def _check_uploaded(self, sender: Hotkey, request: wire.UploadDone) -> None:
-        ref = views.committed_upload(self.state, sender, request.epoch)
-        if ref is not None and await self._blobs.size(ref.key) != ref.size_bytes:
-            raise Refused("upload", "the committed pseudo-gradient is not in the store: upload it first")
 
-    async def _check_stored(self, sender: Hotkey, refs: tuple[BlobRef, ...]) -> None:
-        """What a report names must be the sender's own object, whole, and in the store."""
-        for ref in refs:
-            if f"/{sender}/" not in ref.key or not ref.key.endswith(ref.digest):
-                raise Refused("object", f"{ref.key} is not an object of the sender's")
-            if await self._blobs.size(ref.key) != ref.size_bytes:
-                raise Refused("object", f"{ref.key} is not in the store with {ref.size_bytes} bytes: upload it first")
-
-    def _check_verdict(self, request: wire.PostVerdict) -> None:
-        verdict = request.verdict
-        if not self._signer.verify(verdict.validator, receipts.verdict_bytes(verdict), verdict.signature):
-            raise Refused("signature", "the verdict is not signed by the validator it names")
-
-    def _signed(self, sender: Hotkey, response: wire.Response) -> wire.Response:
-        match response:
-            case wire.Leases():
-                return sign_leases(
-                    response.leases, tuple(self._signer.sign(receipts.lease_bytes(lease)) for lease in response.leases)
-                )
-            case wire.Ack():
-                message = receipts.ack_bytes(
-                    self.state.run_id,
-                    epoch=response.epoch,
-                    hotkey=sender,
-                    num_receipts=response.num_receipts,
-                    head=response.head,
-                )
-                return msgspec.structs.replace(response, signature=self._signer.sign(message))
-            case _:
-                return response
-
-    # ---- the one task that owns the state ----------------------------------------------------------------------
-
-    def _submit(self, event: AnyEvent) -> None:
-        self._inbox.put_nowait(_Pending(event))
-
-    async def _recover(self) -> list[AnyEffect]:
-        """Rebuild the state from the journal; returns what a crash may have left undone."""
-        segments: list[StoreSegment] = []
-        num_events = 0
-        async for entry in self._store.read():
-            effects = machine.step(self.state, decode_event(entry), self._config)
-            segments += [effect for effect in effects if isinstance(effect, StoreSegment)]
-            num_events += 1
-        if num_events == 0:
-            await self._store_and_step([_Pending(self._genesis())])
-        else:
-            log.info("recovered", extra={"events": num_events, "epoch": self.state.epoch, "phase": self.state.phase})
-        now = self._clock.now()
-        self._heard = dict.fromkeys(self.state.members, now)
-        self._note_roots()
-        return [*segments, *machine.outstanding(self.state, self._config)]
-
-    async def _own_state(self) -> None:
-        while True:
-            batch = [await self._inbox.get()]
-            while len(batch) < BATCH and not self._inbox.empty():
-                batch.append(self._inbox.get_nowait())
-            await self._store_and_step(batch)
-
-    async def _store_and_step(self, batch: list[_Pending]) -> None:
-        outcomes = [machine.step(self.state, pending.event, self._config) for pending in batch]
-        invariants.check_state(self.state)
-        await self._store.append([encode_event(pending.event) for pending in batch])
-        for pending, effects in zip(batch, outcomes, strict=True):
-            for effect in effects:
-                self._perform(effect, pending.answered)
-
-    def _perform(self, effect: AnyEffect, answered: asyncio.Future[wire.Response] | None) -> None:
-        match effect:
-            case Answer():
-                self._inflight.pop((effect.sender, effect.request_id), None)
-                if answered is not None and not answered.done():
-                    answered.set_result(effect.response)
-            case Wake():
-                self._changed.set()
-                self._changed = asyncio.Event()
-            case _:
-                self._jobs.put_nowait(effect)
-
-    # ---- effects that take time --------------------------------------------------------------------------------
-
-    async def _work(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            effect = await self._jobs.get()
-            group.create_task(self._carry_out(effect), name=type(effect).__name__)
-
-    async def _carry_out(self, effect: AnyEffect) -> None:
-        while True:
-            try:
-                await self._once(effect)
-                return
-            except (TransientFailure, NotFound) as error:
-                log.warning("effect retried", extra={"effect": type(effect).__name__, "reason": str(error)})
-                await self._clock.sleep(RETRY_S)
-
-    async def _once(self, effect: AnyEffect) -> None:
-        match effect:
-            case CommitRoot():
-                self._note_roots()
-                self._published.is_due.set()
-            case AwaitBlock():
-                await self._await_block(effect)
-            case RefereeShard():
-                await self._referee_shard(effect)
-            case RefereeOuter():
-                await self._referee_outer(effect)
-            case StoreSegment():
-                await self._store_segment(effect.segment)
-            case Answer() | Wake():
-                pass
-            case _:
-                assert_never(effect)
-
-    async def _await_block(self, effect: AwaitBlock) -> None:
-        while (block_hash := await self._chain.block_hash(effect.at_block)) is None:
-            await self._clock.sleep(RETRY_S / 2)
-        self._submit(
-            BlockSeen(at_s=self._clock.now(), epoch=effect.epoch, at_block=effect.at_block, block_hash=block_hash)
-        )
-
-    async def _referee_shard(self, effect: RefereeShard) -> None:
-        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
-            return await self._blobs.get(ref.key, start=start, size_bytes=size_bytes)
-
-        plan = effect.plan
-        shard = plan.shards[effect.shard]
-        data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
-        ref = await self._store_object(plan.epoch, kind="shard", name=f"s{plan.stage}-{shard.shard}", data=data)
-        log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": shard.shard})
-        self._submit(
-            ShardRefereed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=shard.shard, ref=ref)
-        )
-
-    async def _referee_outer(self, effect: RefereeOuter) -> None:
-        num_elements = effect.plan.num_elements
-        params, momentum = decode_snapshot(await self._blobs.get(effect.previous.key), num_elements)
-        parts = [await self._blobs.get(shard.ref.key) for shard in effect.merged]
-        merged = to_vector(b"".join(parts), num_elements)
-        if len(effect.plan.shards[0].reducers) == 1:
-            params, momentum = keep_params(params, momentum, merged)
-        else:
-            params, momentum = outer_step(params, momentum, merged, self._config.training)
-        data = encode_snapshot(params, momentum)
-        ref = await self._store_object(effect.epoch, kind="snapshot", name=f"s{effect.stage}", data=data)
-        log.info("outer step refereed", extra={"epoch": effect.epoch, "stage": effect.stage})
-        self._submit(OuterRefereed(at_s=self._clock.now(), epoch=effect.epoch, stage=effect.stage, ref=ref))
-
-    async def _store_object(self, epoch: int, *, kind: str, name: str, data: bytes) -> BlobRef:
-        content = digest(data)
-        key = object_key(
-            self.state.run_id, epoch=epoch, hotkey=self._signer.hotkey, kind=kind, name=name, content=content
-        )
-        await self._blobs.put(key, data)
-        return BlobRef(key=key, digest=content, size_bytes=len(data))
-
-    async def _store_segment(self, segment: Segment) -> None:
-        key = segment_key(self.state.run_id, segment.index)
-        if await self._blobs.size(key) is None:
-            await self._blobs.put(key, encode_segment(segment))
-            log.info("segment sealed", extra={"segment": segment.index, "entries": len(segment.entries)})
-        if segment.index + 1 >= self._published.discovery.n:
-            self._published.discovery = msgspec.structs.replace(
-                self._published.discovery, n=segment.index + 1, s=segment.head
-            )
-        self._published.is_due.set()
-
-    # ---- chain and time ----------------------------------------------------------------------------------------
-
-    def _note_roots(self) -> None:
-        epoch, root = self.state.published_root
-        self._published.discovery = msgspec.structs.replace(self._published.discovery, e=epoch, m=root)
-
-    async def _publish(self) -> None:
-        """Keep the owner's on-chain record equal to the newest roots; each success may complete a commit."""
-        while True:
-            await self._published.is_due.wait()
-            self._published.is_due.clear()
-            wanted = self._published.discovery
-            try:
-                at_block = await self._chain.commit(wire.encode(wanted))
-            except (TransientFailure, Refused) as error:
-                log.warning("on-chain record not updated, trying again", extra={"reason": str(error)})
-                self._published.is_due.set()
-                await self._clock.sleep(RETRY_S)
-                continue
-            current = self.state.current
-            if wanted.e == current.epoch and wanted.m == current.commit_root and current.root_at_block < 0:
-                self._submit(RootIncluded(at_s=self._clock.now(), epoch=current.epoch, at_block=at_block))
-
-    async def _watch_chain(self) -> None:
-        last: tuple[object, object] | None = (tuple(sorted(self.state.registered.items())), self.state.validators)
-        while True:
-            try:
-                seen = chain_seen(await self._chain.metagraph(), at_s=self._clock.now())
-                if (seen.registered, seen.validators) != last:
-                    last = (seen.registered, seen.validators)
-                    self._submit(seen)
-            except (TransientFailure, NotFound, ProtocolViolation) as error:
-                log.warning("metagraph not read", extra={"reason": str(error)})
-            await self._clock.sleep(CHAIN_POLL_S)
-
-    async def _watch_time(self) -> None:
-        """Send a tick when a deadline passes, and tell the machine who fell silent."""
-        while True:
-            now = self._clock.now()
-            if now >= machine.next_tick_s(self.state, self._config):
-                self._submit(Ticked(at_s=now))
-            for hotkey, member in self.state.members.items():
-                silent_s = now - self._heard.get(hotkey, now)
-                if member.is_live and silent_s > self._config.deadlines.silent_s:
-                    self._submit(HeardFrom(at_s=now, hotkey=hotkey, is_live=False))
-            await self._clock.sleep(RETRY_S / 4)
+def _discovery(node: OwnerNode, genesis: Created) -> wire.Discovery:
+    return wire.Discovery(
+        u=node.url,
+        r=genesis.run_id,
+        v=wire.PROTOCOL_VERSION,
+        c=config_digest(node.config.run, node.config.incentives, genesis.corpus_digest),
+    )
 
 
-def _refs(request: wire.ReportReduced | wire.SnapshotDone | wire.AnswerChallenge) -> tuple[BlobRef, ...]:
-    match request:
-        case wire.ReportReduced():
-            return tuple(shard.ref for shard in request.shards)
-        case wire.SnapshotDone():
-            return (request.ref,)
-        case wire.AnswerChallenge():
-            return (request.start, request.end, request.evidence)
+async def _serve(node: OwnerNode, genesis: Created, stop: Stop) -> None:
+    orchestrator = Orchestrator(
+        config=node.config.run,
+        signer=node.signer,
+        store=node.store,
+        blobs=node.blobs,
+        chain=node.chain,
+        clock=node.clock,
+        discovery=_discovery(node, genesis),
+        genesis=lambda: genesis,
+    )
+    listener = Listener()
+    mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, memory=node.store, clock=node.clock)
+    mount_public(listener, orchestrator.public)
+    mount_status(
+        listener,
+        health=lambda: {"run": genesis.run_id, "epoch": orchestrator.state.epoch, "phase": orchestrator.state.phase},
+    )
+    if isinstance(node.blobs, DirectoryBlobStore):
+        node.blobs.mount_on(listener)
+    await listener.start(node.config.node.listen_host, node.config.node.port)
+    try:
+        await until_stopped(stop, _work(orchestrator, listener))
+    finally:
+        await listener.stop()
+
+
+async def _work(orchestrator: Orchestrator, listener: Listener) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(orchestrator.run(), name="orchestrator")
+        group.create_task(listener.wait_failed(), name="listener")
+
+
+def main(config: NodeConfig) -> int:
+    """Run the orchestrator until SIGTERM or Ctrl-C; returns the exit code."""
+    return run_role(
+        lambda stop: run_orchestrator(config, stop),
+        role="orchestrator",
+        log_level=config.node.log_level,
+        log_file=config.node.log_file,
+    )
+
+
+if __name__ == "__main__":
+    from neurons.cli import main_as
+
+    main_as("orchestrator")

@@ -15,14 +15,14 @@ _MERGE_PHASES = (Phase.COMMITTING, Phase.UPLOADING, Phase.MERGING)
 def directive(state: State, hotkey: Hotkey) -> wire.Directive:
     """What `hotkey` should do now; `version` is a digest of the rest. Raises Refused for a stranger."""
     member = state.members.get(hotkey)
+    if hotkey not in state.registered:
+        raise Refused("not-registered", f"{hotkey} is not registered on the subnet")
     if member is not None:
         view = _for_miner(state, member)
     elif hotkey in state.validators:
         view = _for_validator(state, hotkey)
-    elif hotkey in state.registered:
-        raise Refused("not-joined", "a miner joins first; a validator needs a permit, which comes with enough stake")
     else:
-        raise Refused("not-registered", f"{hotkey} is not registered on the subnet")
+        raise Refused("not-joined", "a miner joins first; a validator needs a permit, which comes with enough stake")
     version = int(digest(wire.encode(view))[:12], 16)
     return msgspec.structs.replace(view, version=version)
 

@@ -26,7 +26,7 @@ class _NoWaiting(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Runs tasks in order of their timers. Threads and sockets have no place in it."""
+    """Runs tasks in order of their timers. Threads and sockets have no place in it: nothing would wait for them."""
 
     def __init__(self) -> None:
         self._jumping = _NoWaiting()
@@ -35,10 +35,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Seconds since the loop began."""
         return self._jumping.now_s
-
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
-        """Refused: a thread's end has no place in virtual time."""
-        raise RuntimeError("no threads in virtual time: use the Compute port")
 
 
 class VirtualClock:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 from subnet import draws, frames, wire
 from subnet.errors import NotFound, ProtocolViolation, TransientFailure
@@ -110,10 +111,8 @@ class SimControl:
         await self._network.cross()
         if failure is not None:
             raise failure
-        response: wire.Response = wire.decode(
-            wire.Response, wire.encode(task.result()), limit_bytes=wire.RESPONSE_LIMIT_BYTES
-        )  # type: ignore[arg-type]
-        return response
+        kind = cast("type[wire.Response]", wire.Response)  # a union is no type to the type checker
+        return wire.decode(kind, wire.encode(task.result()), limit_bytes=wire.RESPONSE_LIMIT_BYTES)
 
 
 class SimPublic:

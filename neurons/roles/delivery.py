@@ -26,6 +26,7 @@ class Delivery:
     def __init__(self, *, peers: Peers, control: Control, clock: Clock, group: asyncio.TaskGroup) -> None:
         self.num_delivered = 0
         self.num_lost = 0
+        self.payload_bytes = {Direction.FORWARD: 0, Direction.BACKWARD: 0}
         self._peers = peers
         self._control = control
         self._clock = clock
@@ -45,6 +46,7 @@ class Delivery:
             reason = await self._try(frame)
             if reason is None:
                 self.num_delivered += 1
+                self.payload_bytes[frame.header.direction] += len(frame.payload)
                 return
             replaced = await self._reroute(frame)
             if replaced is None:

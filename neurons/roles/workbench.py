@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from neurons.mining.books import Books
-from neurons.mining.delivery import Delivery
-from neurons.mining.ports import MinerPorts
+from neurons.roles.books import Books
+from neurons.roles.delivery import Delivery
+from neurons.roles.ports import MinerPorts
 from subnet import frames, receipts, wire
 from subnet.config import RunConfig
 from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure

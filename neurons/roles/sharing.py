@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from neurons.mining.books import Books
-from neurons.shards import reduced_bytes
+from neurons.roles.books import Books
+from neurons.roles.shards import reduced_bytes
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import NotFound, ProtocolViolation
 from subnet.frames import digest
+from subnet.merging.schedule import ITEM_BYTES
 from subnet.merging.upload import chunk_digests, to_bytes, to_vector, upload_digest
 from subnet.ports import Blobs, Compute, Control
 from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step, pseudo_gradient
@@ -35,8 +36,9 @@ class Anchor:
 class MergeBytes:
     """Payload bytes of one merge, by direction; compared with 4W + 2W/N (papers.md A6)."""
 
+    epoch: int
+    vector_bytes: int
     num_miners: int = 0
-    vector_bytes: int = 0
     sent: int = 0
     received: int = 0
 
@@ -45,7 +47,7 @@ class Sharing:
     """Transfers between one miner and the blob store, by grants of the orchestrator."""
 
     def __init__(self, *, config: RunConfig, control: Control, blobs: Blobs, compute: Compute, hotkey: Hotkey) -> None:
-        self.merge_bytes = MergeBytes()
+        self.merges: list[MergeBytes] = []
         self._config = config
         self._control = control
         self._blobs = blobs
@@ -98,11 +100,12 @@ class Sharing:
     async def upload(self, epoch: Epoch, data: bytes) -> None:
         """Store the committed pseudo-gradient and say so."""
         await self.put("upload", epoch=epoch, name="whole", data=data)
-        self.merge_bytes = MergeBytes(vector_bytes=len(data), sent=len(data))
+        self.merges.append(MergeBytes(epoch=epoch, vector_bytes=len(data), sent=len(data)))
         await self._control.call(wire.UploadDone(epoch=epoch))
 
     async def reduce(self, plan: wire.MergePlan) -> None:
         """Reduce, store and report every shard that is ours."""
+        count = self._count(plan.epoch, plan)
         mine = [shard for shard in plan.shards if self._hotkey in shard.reducers]
         urls = dict(
             zip(
@@ -114,23 +117,29 @@ class Sharing:
 
         async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
             data = await self._blobs.get(urls[ref.key], start=start, size_bytes=size_bytes, limit_bytes=size_bytes)
-            self.merge_bytes.received += len(data)
+            count.received += len(data)
             return data
 
-        self.merge_bytes.num_miners = len(plan.uploads)
+        count.num_miners = len(plan.uploads)
         for shard in mine:
             data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
             name = f"s{plan.stage}-{shard.shard}"
             ref = await self.put("shard", epoch=plan.epoch, name=name, data=data)
-            self.merge_bytes.sent += len(data)
+            count.sent += len(data)
             reduced = (wire.ReducedShard(shard=shard.shard, ref=ref),)
             await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=reduced))
+
+    def _count(self, epoch: Epoch, plan: wire.MergePlan) -> MergeBytes:
+        """This epoch's counters; a process that restarted after its upload begins without it."""
+        if not self.merges or self.merges[-1].epoch != epoch:
+            self.merges.append(MergeBytes(epoch=epoch, vector_bytes=plan.num_elements * ITEM_BYTES))
+        return self.merges[-1]
 
     async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> bytes:
         """Download the merged pseudo-gradient whole and take the outer step; returns the snapshot's bytes."""
         urls = await self.urls([shard.ref for shard in merged])
         parts = [await self.get(shard.ref, url=url) for shard, url in zip(merged, urls, strict=True)]
-        self.merge_bytes.received += sum(map(len, parts))
+        self._count(plan.epoch, plan).received += sum(map(len, parts))
         vector = to_vector(b"".join(parts), plan.num_elements)
         is_alone = len(plan.shards[0].reducers) == 1
 

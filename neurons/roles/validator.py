@@ -1,0 +1,269 @@
+"""Validator: challenge and replay audited segments, attribute, score, post weights each tempo.
+
+It never runs code it was sent, and its scores follow from the sealed ledger alone. It refuses to set weights when that
+ledger does not match the root on chain, or lacks a verdict that it signed.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+import msgspec
+from subnet.inference.evaluate import heldout_loss
+
+from neurons.scoring import Record, parse_discovery, scored, weighted
+from subnet import receipts, wire
+from subnet.config import RunConfig
+from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.frames import digest
+from subnet.model.partition import num_elements
+from subnet.orchestration.ledger import VerdictRecorded
+from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
+from subnet.training.outer import decode_snapshot
+from subnet.types import BlobRef, Epoch, Hotkey, Measures, NumericMode, Outcome, StageIndex, Verdict
+from subnet.validation.evidence import decode_evidence
+from subnet.validation.replay import replay_segment
+from subnet.validation.verdict import judge, published_rule
+
+log = logging.getLogger("strata.validator")
+
+POLL_S = 10.0
+RETRY_S = 0.5
+HELDOUT_BATCHES = 8
+SEAL_SLACK = 1
+"""A verdict acknowledged while a segment is being sealed may stand in the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorPorts:
+    """Adapters of one validator, picked by the wiring or by the simulation."""
+
+    signer: Signer
+    control: Control
+    blobs: Blobs
+    public: PublicRecord
+    chain: Chain
+    corpus: Corpus
+    compute: Compute
+    clock: Clock
+
+
+@dataclass(slots=True)
+class _Signed:
+    """Verdicts this process has had acknowledged: key -> number of segments sealed by then."""
+
+    verdicts: dict[tuple[Epoch, Hotkey, int], int] = field(default_factory=dict)
+
+
+class Validator:
+    """One hotkey with a permit. `mode` is how it computes when it replays."""
+
+    def __init__(
+        self,
+        *,
+        config: RunConfig,
+        discovery: wire.Discovery,
+        owner: Hotkey,
+        mode: NumericMode,
+        ports: ValidatorPorts,
+    ) -> None:
+        self.directive: wire.Directive | None = None
+        self.record = Record()
+        self._config = config
+        self._run_id = discovery.r
+        self._owner = owner
+        self._mode = mode
+        self._ports = ports
+        self._changed = asyncio.Event()
+        self._signed = _Signed()
+        self._num_scored = 0
+
+    @property
+    def num_open_audits(self) -> int:
+        """Challenges assigned to this validator and not answered yet."""
+        return len(self.directive.challenges) if self.directive else 0
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(), name="follow")
+            group.create_task(self._replay(), name="replay")
+            group.create_task(self._weigh(), name="weigh")
+
+    async def _follow(self) -> None:
+        while True:
+            known = self.directive.version if self.directive else 0
+            try:
+                answer = await self._ports.control.call(
+                    wire.Poll(known_version=known, wait_s=POLL_S), timeout_s=3 * POLL_S
+                )
+            except TransientFailure as error:
+                log.warning("orchestrator not reached", extra={"reason": str(error)})
+                await self._ports.clock.sleep(RETRY_S)
+                continue
+            except Refused as error:
+                # a permit comes with the chain's next epoch, and the orchestrator's metagraph a moment later
+                log.warning("not admitted yet", extra={"reason": str(error)})
+                await self._ports.clock.sleep(4 * RETRY_S)
+                continue
+            if isinstance(answer, wire.Directive):
+                self.directive = answer
+                self._changed.set()
+                self._changed = asyncio.Event()
+
+    async def _wait(self, seconds: float) -> None:
+        changed = self._changed
+        try:
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+        except TimeoutError:
+            return
+
+    # ---- audits and evaluation ---------------------------------------------------------------------------------
+
+    async def _replay(self) -> None:
+        done: dict[tuple[Epoch, Hotkey, int], None] = {}
+        evaluated = -1
+        while True:
+            directive = self.directive
+            todo = [
+                c for c in (directive.challenges if directive else ()) if (c.epoch, c.hotkey, c.segment) not in done
+            ]
+            try:
+                if todo:
+                    await self._audit(todo[0])
+                    done[todo[0].epoch, todo[0].hotkey, todo[0].segment] = None
+                elif directive is not None and directive.evaluate_epoch not in (None, evaluated):
+                    evaluated = await self._evaluate(directive)
+                else:
+                    await self._wait(POLL_S)
+            except (TransientFailure, NotFound) as error:
+                log.warning("audit interrupted", extra={"reason": str(error)})
+                await self._ports.clock.sleep(RETRY_S)
+
+    async def _audit(self, challenge: wire.Challenge) -> None:
+        outcome, reason, measures = await self._judge(challenge)
+        verdict = Verdict(
+            run_id=self._run_id,
+            epoch=challenge.epoch,
+            hotkey=challenge.hotkey,
+            segment=challenge.segment,
+            validator=self._ports.signer.hotkey,
+            outcome=outcome,
+            reason=reason,
+            measures=measures,
+            published_rule_passes=published_rule(measures) if measures else None,
+        )
+        signature = self._ports.signer.sign(receipts.verdict_bytes(verdict))
+        signed = msgspec.structs.replace(verdict, signature=signature)
+        log.info(
+            "audited",
+            extra={"hotkey": challenge.hotkey, "epoch": challenge.epoch, "outcome": outcome, "reason": reason},
+        )
+        try:
+            await self._ports.control.call(wire.PostVerdict(verdict=signed))
+        except Refused as error:
+            log.warning("verdict not taken", extra={"reason": str(error)})
+            return
+        sealed = self.directive.sealed_segments if self.directive else 0
+        self._signed.verdicts[challenge.epoch, challenge.hotkey, challenge.segment] = sealed
+
+    async def _judge(self, challenge: wire.Challenge) -> tuple[Outcome, str, Measures | None]:
+        """Replay a segment. What is presented but does not hold together is a fail; what we cannot get is not."""
+        start, end, evidence = challenge.start, challenge.end, challenge.evidence
+        if start is None or end is None or evidence is None:
+            raise TransientFailure("the challenge is not answered yet")
+        try:
+            parts = [await self._object(ref) for ref in (start, end, evidence)]
+            records = decode_evidence(parts[2], limit_bytes=len(parts[2]))
+            measures = await self._ports.compute.run(
+                lambda: replay_segment(
+                    self._config, challenge, parts[0], parts[1], records, self._ports.corpus, self._mode
+                )
+            )
+        except ProtocolViolation as error:
+            return Outcome.FAIL, str(error), None
+        outcome, reason = judge(measures, self._config.audit)
+        return outcome, reason, measures
+
+    async def _object(self, ref: BlobRef) -> bytes:
+        grant = await self._ports.control.call(wire.RequestDownload(keys=(ref.key,)))
+        if not isinstance(grant, wire.DownloadGrant) or len(grant.urls) != 1:
+            raise TransientFailure("the orchestrator did not answer with a URL")
+        data = await self._ports.blobs.get(grant.urls[0], limit_bytes=max(1, ref.size_bytes))
+        if digest(data) != ref.digest:
+            raise ProtocolViolation(f"object {ref.key} is not the one announced")
+        return data
+
+    async def _evaluate(self, directive: wire.Directive) -> int:
+        """Held-out loss of the newest published epoch, with and without what crosses the cuts."""
+        epoch = directive.evaluate_epoch
+        if epoch is None:
+            return -1
+        params = []
+        for stage, ref in enumerate(directive.snapshots):
+            data = await self._object(ref)
+            params.append(decode_snapshot(data, num_elements(self._config, StageIndex(stage)))[0])
+        result = await self._ports.compute.run(
+            lambda: heldout_loss(self._config, params, self._ports.corpus, HELDOUT_BATCHES)
+        )
+        request = wire.PostEvaluation(epoch=epoch, loss=result.loss, loss_wires_zeroed=result.loss_wires_zeroed)
+        try:
+            await self._ports.control.call(request)
+        except Refused as error:
+            log.warning("evaluation not taken", extra={"reason": str(error)})
+        return int(epoch)
+
+    # ---- scores and weights ------------------------------------------------------------------------------------
+
+    async def _weigh(self) -> None:
+        while True:
+            try:
+                is_new = await self._score()
+            except (TransientFailure, NotFound, Refused, ProtocolViolation) as error:
+                log.warning("weights not set", extra={"reason": str(error)})
+                is_new = False
+            except InvariantBroken as error:
+                log.error("weights refused: the record does not hold", extra={"reason": str(error)})
+                is_new = False
+            if not is_new:
+                await self._wait(4 * RETRY_S)
+
+    async def _score(self) -> bool:
+        """Follow the ledger to the root on chain, and post the weights it yields; False when there is nothing new."""
+        ports = self._ports
+        if self.directive is None or self.directive.sealed_segments <= self._num_scored:
+            return False
+        discovery = parse_discovery(await ports.chain.commitment(self._owner))
+        if discovery.n <= self._num_scored:
+            return False
+        await self.record.follow(ports.public, discovery.n)
+        if self.record.num_segments != discovery.n or self.record.head != discovery.s:
+            raise InvariantBroken(f"the ledger's head after segment {discovery.n - 1} is not the one on chain")
+        self._check_own_verdicts()
+        weights = weighted(self.record, burn_hotkey=self._owner)
+        if weights:
+            at_block = await ports.chain.set_weights(weights)
+            log.info("weights set", extra={"segment": discovery.n - 1, "at_block": at_block, "miners": len(weights)})
+        self._num_scored = discovery.n
+        await ports.control.call(
+            wire.PostScores(
+                segment=discovery.n - 1,
+                ledger_head=self.record.head,
+                scores={hotkey: score.score for hotkey, score in scored(self.record).items()},
+                weights=weights,
+            )
+        )
+        return True
+
+    def _check_own_verdicts(self) -> None:
+        recorded = {
+            (fact.verdict.epoch, fact.verdict.hotkey, fact.verdict.segment)
+            for fact in (entry.fact for entry in self.record.entries)
+            if isinstance(fact, VerdictRecorded) and fact.verdict.validator == self._ports.signer.hotkey
+        }
+        for key, sealed in self._signed.verdicts.items():
+            if key not in recorded and self.record.num_segments > sealed + SEAL_SLACK:
+                raise InvariantBroken(
+                    f"a verdict that this validator signed is missing: epoch {key[0]}, miner {key[1]}"
+                )

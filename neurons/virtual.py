@@ -1,0 +1,335 @@
+"""A whole subnet in one process and in virtual time: the same role code on simulated adapters, seeded, with kills.
+
+Same seed, same plan, same digest. A kill takes a role away between two of its steps, as SIGKILL would; what it wrote to its
+disk, the journal and the blob store stays.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from incentives.config import IncentiveConfig
+from neurons.init_run import config_digest, create_run
+from neurons.roles.miner import MakeWorker, Miner
+from neurons.roles.orchestrator import Orchestrator
+from neurons.roles.ports import MinerPorts
+from neurons.roles.validator import Validator, ValidatorPorts
+from neurons.scoring import Record, weighted
+from subnet import draws, wire
+from subnet.adapters.auth import KeypairSigner
+from subnet.adapters.memory import MemoryBlobs, MemoryBlobStore, MemoryDisk, MemoryStateStore
+from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
+from subnet.config import RunConfig
+from subnet.errors import InvariantBroken
+from subnet.frames import digest
+from subnet.orchestration.events import Created
+from subnet.orchestration.invariants import check_record
+from subnet.ports import Corpus
+from subnet.sim.compute import SimCompute
+from subnet.sim.loop import VirtualClock
+from subnet.sim.network import Network, NetworkConfig, SimControl, SimPeers, SimPublic
+from subnet.training.pipeline import StageWorker
+from subnet.types import Digest, Endpoint, Hotkey, NumericMode, Phase, Uid
+
+ORCHESTRATOR = "orchestrator"
+POLL_S = 1.0
+VALIDATOR_STAKE = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Take a role away at `at_s` after the start, for `down_s` seconds."""
+
+    name: str
+    at_s: float
+    down_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualPlan:
+    """What happens. Miners are named m1, m2, ...; validators v1, v2, ..."""
+
+    seed: int = 0
+    num_miners: int = 9
+    num_validators: int = 2
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    kills: tuple[Kill, ...] = ()
+    workers: dict[str, MakeWorker] = field(default_factory=dict)
+    """Dishonest miners by name."""
+    limit_s: float = 4 * 3600.0
+    """Virtual time after which the run must have finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualResult:
+    """How it ended. `digest` covers the whole ledger and the weights on chain."""
+
+    digest: Digest
+    record: Record
+    hotkeys: dict[str, Hotkey]
+    weights: dict[str, dict[Uid, int]]
+    uids: dict[Hotkey, Uid]
+    expected: dict[Hotkey, float]
+    num_payload_bytes: int
+
+
+def random_kills(seed: int, *, names: list[str], count: int, until_s: float) -> tuple[Kill, ...]:
+    """`count` kills drawn over [0, until_s), each for up to 20 s."""
+    kills = [
+        Kill(
+            name=draws.chosen(names, 1, seed, "kill-who", number)[0],
+            at_s=until_s * draws.uniform(seed, "kill-when", number),
+            down_s=0.5 + 19.5 * draws.uniform(seed, "kill-how-long", number),
+        )
+        for number in range(count)
+    ]
+    return tuple(sorted(kills, key=lambda kill: (kill.at_s, kill.name)))
+
+
+class _CrashingStore(MemoryStateStore):
+    """A journal whose flush takes a moment, so that a kill can come between stepping an event and writing it."""
+
+    async def append(self, entries: list[bytes]) -> None:
+        await self._clock.sleep(0.002)
+        await super().append(entries)
+
+
+class VirtualSubnet:
+    """Builds the roles, starts, kills and restarts them, and reads the result."""
+
+    def __init__(self, config: RunConfig, incentives: IncentiveConfig, corpus: Corpus, plan: VirtualPlan) -> None:
+        self.plan = plan
+        self._config = config
+        self._incentives = incentives
+        self._corpus = corpus
+        self._clock = VirtualClock()
+        self._network = Network(plan.network, seed=plan.seed, clock=self._clock)
+        names = [f"m{n + 1}" for n in range(plan.num_miners)] + [f"v{n + 1}" for n in range(plan.num_validators)]
+        self._signers = {name: self._signer(name) for name in [ORCHESTRATOR, *names]}
+        self._owner = self._signers[ORCHESTRATOR].hotkey
+        self._store = _CrashingStore(self._clock)
+        self._blobs = MemoryBlobStore(self._clock)
+        self._disks = {name: MemoryDisk() for name in names}
+        self._chain = MemoryChainState(
+            self._clock,
+            MemoryChainConfig(block_time_s=1.0, tempo=20, seed=plan.seed),
+            owner_hotkey=self._owner,
+        )
+        for name in names:
+            stake = VALIDATOR_STAKE if name.startswith("v") else 0.0
+            self._chain.register(self._signers[name].hotkey, f"coldkey-{name}", stake=stake)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._lives: dict[str, int] = {}
+        self._orchestrator: Orchestrator | None = None
+        self._genesis: Created | None = None
+
+    def _signer(self, name: str) -> KeypairSigner:
+        return KeypairSigner.from_uri(f"//strata/{self.plan.seed}/{name}", deterministic=True)
+
+    async def run(self) -> VirtualResult:
+        """From genesis to the finished run. Raises InvariantBroken when it does not end in time or does not hold."""
+        self._genesis = await create_run(
+            self._config,
+            self._incentives,
+            run_id=f"virtual-{self.plan.seed}",
+            owner=self._owner,
+            corpus_digest=self._corpus.digest,
+            blobs=self._blobs,
+            beacon=f"genesis-{self.plan.seed}",
+            at_s=self._clock.now(),
+        )
+        for name in self._signers:
+            self._start(name)
+        kills = asyncio.create_task(self._kill_by_plan())
+        try:
+            await self._until_finished()
+        finally:
+            kills.cancel()
+            for name in list(self._running):
+                await self._kill(name)
+        return await self._result()
+
+    async def _until_finished(self) -> None:
+        began = self._clock.now()
+        while not self._is_finished():
+            await self._clock.sleep(POLL_S)
+            self._raise_failures()
+            if self._clock.now() - began > self.plan.limit_s:
+                state = self._orchestrator.state if self._orchestrator else None
+                where = f"epoch {state.epoch}, phase {state.phase}" if state else "no orchestrator"
+                raise InvariantBroken(f"no progress: the run has not finished after {self.plan.limit_s} s, at {where}")
+
+    def _raise_failures(self) -> None:
+        for name, task in self._running.items():
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+            if task.done():
+                raise InvariantBroken(f"{name} ended by itself")
+
+    def _is_finished(self) -> bool:
+        orchestrator = self._orchestrator
+        if orchestrator is None or orchestrator.state.phase is not Phase.FINISHED:
+            return False
+        last = orchestrator.state.ledger.num_segments - 1
+        posted = orchestrator.state.posted
+        names = [name for name in self._disks if name.startswith("v")]
+        hotkeys = [self._signers[name].hotkey for name in names]
+        return all(hotkey in posted and posted[hotkey].segment == last for hotkey in hotkeys)
+
+    # ---- processes ---------------------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        self._lives[name] = self._lives.get(name, 0) + 1
+        if name == ORCHESTRATOR:
+            main = self._run_orchestrator()
+        elif name.startswith("m"):
+            main = self._run_miner(name)
+        else:
+            main = self._run_validator(name)
+        self._running[name] = asyncio.create_task(main, name=name)
+
+    async def _kill(self, name: str) -> None:
+        """The process is gone: nobody reaches it, and it does nothing more."""
+        self._network.receivers.pop(self._signers[name].hotkey, None)
+        if name == ORCHESTRATOR:
+            self._network.server.stop()
+        task = self._running.pop(name)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _kill_by_plan(self) -> None:
+        began = self._clock.now()
+        async with asyncio.TaskGroup() as group:
+            for kill in self.plan.kills:
+                await self._clock.sleep(max(0.0, began + kill.at_s - self._clock.now()))
+                if kill.name in self._running:
+                    await self._kill(kill.name)
+                    group.create_task(self._revive(kill))
+
+    async def _revive(self, kill: Kill) -> None:
+        await self._clock.sleep(kill.down_s)
+        self._start(kill.name)
+
+    def _discovery(self) -> wire.Discovery:
+        return wire.Discovery(
+            u="sim://orchestrator",
+            r=f"virtual-{self.plan.seed}",
+            v=wire.PROTOCOL_VERSION,
+            c=config_digest(self._config, self._incentives, self._corpus.digest),
+        )
+
+    async def _run_orchestrator(self) -> None:
+        def genesis() -> Created:
+            if self._genesis is None:
+                raise InvariantBroken("the run was not created")
+            return self._genesis
+
+        orchestrator = Orchestrator(
+            config=self._config,
+            signer=self._signers[ORCHESTRATOR],
+            store=self._store,
+            blobs=self._blobs,
+            chain=self._chain.view(self._owner),
+            clock=self._clock,
+            discovery=self._discovery(),
+            genesis=genesis,
+        )
+        self._orchestrator = orchestrator
+        self._network.server.handler = orchestrator.handle
+        self._network.server.public = orchestrator.public
+        await orchestrator.run()
+
+    async def _run_miner(self, name: str) -> None:
+        signer = self._signers[name]
+        ports = MinerPorts(
+            signer=signer,
+            control=SimControl(self._network, signer.hotkey, self._clock),
+            peers=SimPeers(self._network, signer.hotkey),
+            blobs=MemoryBlobs(self._blobs),
+            disk=self._disks[name],
+            corpus=self._corpus,
+            compute=self._compute(name),
+            clock=self._clock,
+        )
+        miner = Miner(
+            config=self._config,
+            discovery=self._discovery(),
+            orchestrator=self._owner,
+            endpoint=Endpoint(host=name, port=1),
+            mode=NumericMode.FP32,
+            session=f"{name}-{self._lives[name]}",
+            ports=ports,
+            make_worker=self.plan.workers.get(name, StageWorker),
+        )
+        await miner.run()
+
+    async def _run_validator(self, name: str) -> None:
+        signer = self._signers[name]
+        ports = ValidatorPorts(
+            signer=signer,
+            control=SimControl(self._network, signer.hotkey, self._clock),
+            blobs=MemoryBlobs(self._blobs),
+            public=SimPublic(self._network),
+            chain=self._chain.view(signer.hotkey),
+            corpus=self._corpus,
+            compute=self._compute(name),
+            clock=self._clock,
+        )
+        validator = Validator(
+            config=self._config,
+            discovery=self._discovery(),
+            owner=self._owner,
+            mode=NumericMode.FP32,
+            ports=ports,
+        )
+        await validator.run()
+
+    def _compute(self, name: str) -> SimCompute:
+        slowness = 0.5 + draws.uniform(self.plan.seed, "speed", name)
+        return SimCompute(
+            seconds_per_call=0.05 * slowness,
+            seed=self.plan.seed,
+            name=f"{name}-{self._lives[name]}",
+            clock=self._clock,
+        )
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    async def _result(self) -> VirtualResult:
+        orchestrator = self._orchestrator
+        if orchestrator is None:
+            raise InvariantBroken("the orchestrator never ran")
+        record = Record()
+        await record.follow(_Reader(orchestrator.public), orchestrator.state.ledger.num_segments)
+        check_record(record.entries, num_stages=self._config.training.num_stages)
+        weights = {
+            name: await self._chain.view(self._owner).weights(self._signers[name].hotkey)
+            for name in self._disks
+            if name.startswith("v")
+        }
+        metagraph = await self._chain.view(self._owner).metagraph()
+        return VirtualResult(
+            digest=digest(wire.encode([record.head, sorted(weights.items())])),
+            record=record,
+            hotkeys={name: signer.hotkey for name, signer in self._signers.items()},
+            weights=weights,
+            uids={neuron.hotkey: neuron.uid for neuron in metagraph.neurons},
+            expected=weighted(record, burn_hotkey=self._owner),
+            num_payload_bytes=self._network.payload_bytes,
+        )
+
+
+class _Reader:
+    """The orchestrator's public objects, read directly once everything has ended."""
+
+    def __init__(self, read: Callable[[str], Awaitable[bytes | None]]) -> None:
+        self._read = read
+
+    async def read(self, name: str, *, limit_bytes: int) -> bytes:
+        """A public object."""
+        data = await self._read(name)
+        if data is None or len(data) > limit_bytes:
+            raise InvariantBroken(f"public object {name} is missing or too long")
+        return data

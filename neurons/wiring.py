@@ -1,0 +1,226 @@
+"""NodeConfig -> adapters: the only list of concrete classes."""
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from subnet.adapters.corpus import make_corpus
+from subnet.adapters.state import RedisStateStore, start_embedded
+
+from incentives.config import IncentiveConfig
+from neurons.claims import directory_claim, hotkey_claim, require_free_port
+from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
+from neurons.exit_codes import ExitCode
+from neurons.init_run import config_digest
+from neurons.settings import NodeConfig
+from neurons.wallets import load_hotkey
+from subnet import wire
+from subnet.adapters.auth import KeypairSigner
+from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
+from subnet.adapters.chain import BittensorChain
+from subnet.adapters.http_client import HttpControl, open_session
+from subnet.adapters.public import HttpPublic
+from subnet.adapters.s3 import S3BlobStore
+from subnet.adapters.system import DirectoryDisk, SystemClock, ThreadCompute
+from subnet.config import RunConfig
+from subnet.errors import NotFound, StartupRefused, TransientFailure
+from subnet.ports import BlobStore, Corpus, StateStore
+from subnet.types import Digest, Endpoint, Hotkey
+
+VERSION_KEY = 1
+"""This build's number in weights; the chain may refuse older ones, and it is never an echo of the chain's."""
+DESCRIPTION_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A miner or validator that found its run, with everything it needs of the world."""
+
+    config: NodeConfig
+    run: RunConfig
+    incentives: IncentiveConfig
+    discovery: wire.Discovery
+    owner: Hotkey
+    signer: KeypairSigner
+    chain: BittensorChain
+    session: aiohttp.ClientSession
+    control: HttpControl
+    public: HttpPublic
+    blobs: HttpBlobs
+    disk: DirectoryDisk
+    corpus: Corpus
+    compute: ThreadCompute
+    clock: SystemClock
+    warnings: tuple[str, ...]
+
+
+async def read_description(public: HttpPublic, discovery: wire.Discovery) -> tuple[RunConfig, IncentiveConfig, Digest]:
+    """What the run's nodes agree on, checked against the chain. Raises StartupRefused."""
+    try:
+        data = await public.read("config", limit_bytes=DESCRIPTION_LIMIT_BYTES)
+    except (NotFound, TransientFailure) as error:
+        raise StartupRefused(
+            f"the orchestrator of run {discovery.r} at {discovery.u} does not answer: {error}.\n"
+            "Its owner may be restarting it; try again in a minute.",
+            ExitCode.UNAVAILABLE,
+        ) from error
+    try:
+        run_json, incentives_json, corpus_digest = data.split(b"\n")
+        run = msgspec.json.decode(run_json, type=RunConfig)
+        incentives = msgspec.json.decode(incentives_json, type=IncentiveConfig)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise StartupRefused(f"the run's description does not decode: {error}", ExitCode.VERSION_MISMATCH) from error
+    if config_digest(run, incentives, Digest(corpus_digest.decode())) != discovery.c:
+        raise StartupRefused(
+            f"the orchestrator at {discovery.u} serves another configuration than its owner committed on chain",
+            ExitCode.NO_RUN,
+        )
+    return run, incentives, Digest(corpus_digest.decode())
+
+
+def make_chain(config: NodeConfig, keypair: Any | None) -> BittensorChain:
+    """The chain for one key; `None` only reads."""
+    node = config.node
+    return BittensorChain(
+        node.endpoint, node.netuid, keypair, version_key=VERSION_KEY, lock_directory=node.lock_path / "chain"
+    )
+
+
+@contextlib.asynccontextmanager
+async def joined_node(config: NodeConfig, *, role: str) -> AsyncIterator[Node]:
+    """Find the run, hold hotkey and directory, open the adapters. Raises StartupRefused before anything is touched."""
+    node = config.node
+    keypair = load_hotkey(node)
+    signer = KeypairSigner(keypair)
+    chain = make_chain(config, keypair)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(chain.close)
+        discovery, owner = await find_run(chain, node.netuid)
+        metagraph = await chain.metagraph()
+        price = None
+        if signer.hotkey not in metagraph.by_hotkey():
+            with contextlib.suppress(TransientFailure):
+                price = await chain.registration_price()
+        require_registered(metagraph, signer.hotkey, node=node, price_tao=price)
+        warnings = reasons_to_earn_nothing(metagraph, is_started=await chain.is_started())
+        stack.enter_context(
+            hotkey_claim(node.lock_path, signer.hotkey, chain=node.endpoint, netuid=node.netuid, role=role)
+        )
+        stack.enter_context(directory_claim(node.data_path, discovery.r, role=role))
+        session = await stack.enter_async_context(open_session())
+        public = HttpPublic(session, discovery.u)
+        run, incentives, corpus_digest = await read_description(public, discovery)
+        corpus = make_corpus(run)
+        if corpus.digest != corpus_digest:
+            raise StartupRefused(
+                f"the text {run.corpus.name!r} of this build is not the one the run trains on: update Strata",
+                ExitCode.VERSION_MISMATCH,
+            )
+        clock, compute = SystemClock(), ThreadCompute(role)
+        stack.callback(compute.close)
+        yield Node(
+            config=config,
+            run=run,
+            incentives=incentives,
+            discovery=discovery,
+            owner=owner,
+            signer=signer,
+            chain=chain,
+            session=session,
+            control=HttpControl(session, discovery.u, signer=signer, orchestrator=owner, clock=clock),
+            public=public,
+            blobs=HttpBlobs(session),
+            disk=DirectoryDisk(node.data_path / "work"),
+            corpus=corpus,
+            compute=compute,
+            clock=clock,
+            warnings=tuple(warnings),
+        )
+
+
+def endpoint_of(config: NodeConfig, port: int) -> Endpoint:
+    """Where peers reach this node."""
+    node = config.node
+    host = node.external_host or ("127.0.0.1" if node.listen_host in ("0.0.0.0", "::") else node.listen_host)
+    return Endpoint(host=host, port=node.external_port or port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerNode:
+    """The orchestrator's side: the owner's key, the stores, the chain."""
+
+    config: NodeConfig
+    signer: KeypairSigner
+    chain: BittensorChain
+    store: StateStore
+    blobs: BlobStore
+    disk: DirectoryDisk
+    clock: SystemClock
+    url: str
+
+
+@contextlib.asynccontextmanager
+async def owner_node(config: NodeConfig, *, url: str | None = None) -> AsyncIterator[OwnerNode]:
+    """Open what the orchestrator needs. Raises StartupRefused when this key does not own the subnet."""
+    node = config.node
+    keypair = load_hotkey(node)
+    signer = KeypairSigner(keypair)
+    chain = make_chain(config, keypair)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(chain.close)
+        metagraph = await read_metagraph(chain, node.netuid)
+        if metagraph.owner_hotkey != signer.hotkey:
+            raise StartupRefused(
+                f"netuid {node.netuid} belongs to hotkey {metagraph.owner_hotkey}, this is {signer.hotkey}.\n"
+                "Only the subnet's owner runs its orchestrator; name the owner's key with --wallet.name and --wallet.hotkey.",
+                ExitCode.REFUSED,
+            )
+        stack.enter_context(
+            hotkey_claim(node.lock_path, signer.hotkey, chain=node.endpoint, netuid=node.netuid, role="orchestrator")
+        )
+        node.data_path.mkdir(parents=True, exist_ok=True)
+        require_free_port(node.listen_host, node.port)
+        clock = SystemClock()
+        place = endpoint_of(config, node.port)
+        base_url = (url or f"http://{place.host}:{place.port}").rstrip("/")
+        yield OwnerNode(
+            config=config,
+            signer=signer,
+            chain=chain,
+            store=await _state_store(config, stack),
+            blobs=_blob_store(config, base_url, clock),
+            disk=DirectoryDisk(node.data_path / "run"),
+            clock=clock,
+            url=base_url,
+        )
+
+
+async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:
+    url = config.node.state_url
+    if not url:
+        embedded = await start_embedded(config.node.data_path / "state")
+        stack.push_async_callback(embedded.stop)
+        url = embedded.url
+    store = RedisStateStore(url, f"strata:{config.node.netuid}")
+    stack.push_async_callback(store.close)
+    return store
+
+
+def _blob_store(config: NodeConfig, base_url: str, clock: SystemClock) -> BlobStore:
+    if config.node.blob_url:
+        return S3BlobStore.from_url(config.node.blob_url, clock=clock)
+    root = config.node.data_path
+    return DirectoryBlobStore(root / "blobs", base_url + "/v1/blobs", secret=_secret(root / "blob-secret"), clock=clock)
+
+
+def _secret(path: Path) -> bytes:
+    """The key of granted URLs, drawn once and kept for this user alone."""
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_bytes(secrets.token_bytes(32))
+    return path.read_bytes()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incentives.clasp import Batch
+from incentives.clasp import Batch, Floats, Ints
 from incentives.config import ClaspConfig
 from incentives.flags import (
     Attribution,
@@ -31,9 +31,12 @@ def names(scenario: Scenario) -> list[list[Hotkey]]:
     return [[Hotkey(f"{stage}-{at}") for at in range(scenario.num_miners)] for stage in range(scenario.num_stages)]
 
 
-def fitted(scenario: Scenario, num_samples: int, seed: int) -> Attribution:
-    batch = scenario.draw(num_samples, np.random.default_rng(seed))
+def fitted_to(batch: Batch, scenario: Scenario) -> Attribution:
     return attribute(lambda: [batch], scenario.sizes, num_stages=scenario.num_stages)
+
+
+def fitted(scenario: Scenario, num_samples: int, seed: int) -> Attribution:
+    return fitted_to(scenario.draw(num_samples, np.random.default_rng(seed)), scenario)
 
 
 def found(scenario: Scenario, num_samples: int, seed: int, config: ClaspConfig = CONFIG) -> list[str]:
@@ -164,7 +167,7 @@ def test_looking_often_does_not_flag_the_honest() -> None:
         batch = scenario.draw(3_000, np.random.default_rng(seed))
         for stop in range(300, 3_001, 300):
             part = Batch(members_kf=batch.members_kf[:stop], loss_k=batch.loss_k[:stop])
-            test = stage_test(attribute(lambda part=part: [part], scenario.sizes, num_stages=2), 0)
+            test = stage_test(fitted_to(part, scenario), 0)
             if test.z_m[0] > anytime_limit(float(test.errors_m[0]), alpha=alpha, effect=0.05):
                 flagged += 1
                 break
@@ -182,7 +185,7 @@ def test_an_anytime_limit_asks_for_more_than_a_single_look() -> None:
         assert anytime_limit(error, alpha=0.01, effect=0.05) > NormalDist().inv_cdf(0.99)
 
 
-def twins(num_pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def twins(num_pairs: int, seed: int) -> tuple[Ints, Ints, Floats]:
     """Miner 0 of five adds 1 nat; the other twins are among the honest."""
     rng = np.random.default_rng(seed)
     first = np.concatenate([np.zeros(num_pairs, np.int64), rng.integers(1, 5, 30)])

@@ -1,0 +1,56 @@
+"""What two agreeing copies do not show: colluders who corrupt only the shards they share, and copied uploads (trust.md 5)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from subnet import draws, wire
+from subnet.types import Digest, Epoch, Hotkey, Record, StageIndex
+
+COPIED_SHARE = 0.5
+"""Chunks that nothing was learned in can be equal in honest uploads; half of all chunks never are."""
+
+
+class Copied(Record, frozen=True):
+    """Two uploads committed the same bytes in `share` of their chunks. One of the two was copied; this does not say which."""
+
+    pair: tuple[Hotkey, Hotkey]
+    share: float
+
+
+def colluding_share(num_miners: int, num_colluders: int) -> float:
+    """Fraction of shards whose two reducers both collude, k(k-1)/(N(N-1)): what they can corrupt without ever differing."""
+    if not 0 <= num_colluders <= num_miners or num_miners < 2:
+        raise ValueError(f"num_colluders must be in [0, num_miners], got {num_colluders} of {num_miners}")
+    return num_colluders * (num_colluders - 1) / (num_miners * (num_miners - 1))
+
+
+def audited_shards(
+    plans: Iterable[wire.ShardPlan], fraction: float, *, beacon: str, stage: StageIndex, epoch: Epoch
+) -> tuple[int, ...]:
+    """Shards that a referee recomputes although both copies agree, each with probability `fraction`.
+
+    The beacon must be younger than the copies: who can foresee the draw corrupts what is not drawn. A whole shard is
+    recomputed, because norm clip and cosine gate need all of it.
+    """
+    return tuple(
+        plan.shard
+        for plan in plans
+        if plan.start < plan.stop
+        and draws.uniform(beacon, "shard audit", int(epoch), int(stage), plan.shard) < fraction
+    )
+
+
+def detection_probability(num_corrupt: int, fraction: float) -> float:
+    """Chance that at least one of `num_corrupt` agreeing shards is audited."""
+    return 1.0 - (1.0 - fraction) ** num_corrupt
+
+
+def copied_uploads(digests: Mapping[Hotkey, Sequence[Digest]]) -> tuple[Copied, ...]:
+    """Pairs of uploads of one stage that are largely the same bytes, by the digests of their chunks; sorted."""
+    found: list[Copied] = []
+    for one, other in combinations(sorted(digests), 2):
+        num_chunks = max(len(digests[one]), len(digests[other]))
+        same = sum(left == right for left, right in zip(digests[one], digests[other], strict=False))
+        if num_chunks and same > COPIED_SHARE * num_chunks:
+            found.append(Copied(pair=(one, other), share=same / num_chunks))
+    return tuple(found)

@@ -27,13 +27,15 @@ from subnet.orchestration.events import Created
 from subnet.orchestration.invariants import check_record
 from subnet.ports import Corpus
 from subnet.sim.compute import SimCompute
-from subnet.sim.loop import VirtualClock
+from subnet.sim.loop import VirtualClock, run
 from subnet.sim.network import Network, NetworkConfig, SimControl, SimPeers, SimPublic
 from subnet.training.pipeline import StageWorker
 from subnet.types import Digest, Endpoint, Hotkey, NumericMode, Phase, Uid
 
 ORCHESTRATOR = "orchestrator"
 POLL_S = 1.0
+BLOCK_S = 1.0
+CHAIN_TEMPO = 20
 VALIDATOR_STAKE = 1000.0
 
 
@@ -72,6 +74,15 @@ class VirtualResult:
     uids: dict[Hotkey, Uid]
     expected: dict[Hotkey, float]
     num_payload_bytes: int
+
+
+def run_virtual(config: RunConfig, incentives: IncentiveConfig, corpus: Corpus, plan: VirtualPlan) -> VirtualResult:
+    """A whole run from genesis to its end. Raises InvariantBroken when it does not end in time or does not hold."""
+
+    async def main() -> VirtualResult:
+        return await VirtualSubnet(config, incentives, corpus, plan).run()
+
+    return run(main())
 
 
 def random_kills(seed: int, *, names: list[str], count: int, until_s: float) -> tuple[Kill, ...]:
@@ -113,7 +124,7 @@ class VirtualSubnet:
         self._disks = {name: MemoryDisk() for name in names}
         self._chain = MemoryChainState(
             self._clock,
-            MemoryChainConfig(block_time_s=1.0, tempo=20, seed=plan.seed),
+            MemoryChainConfig(block_time_s=BLOCK_S, tempo=CHAIN_TEMPO, seed=plan.seed),
             owner_hotkey=self._owner,
         )
         for name in names:
@@ -125,10 +136,10 @@ class VirtualSubnet:
         self._genesis: Created | None = None
 
     def _signer(self, name: str) -> KeypairSigner:
-        return KeypairSigner.from_uri(f"//strata/{self.plan.seed}/{name}", deterministic=True)
+        return KeypairSigner.from_uri(f"//strata//{self.plan.seed}//{name}", deterministic=True)
 
     async def run(self) -> VirtualResult:
-        """From genesis to the finished run. Raises InvariantBroken when it does not end in time or does not hold."""
+        """From genesis to the finished run."""
         self._genesis = await create_run(
             self._config,
             self._incentives,
@@ -139,6 +150,7 @@ class VirtualSubnet:
             beacon=f"genesis-{self.plan.seed}",
             at_s=self._clock.now(),
         )
+        await self._clock.sleep((CHAIN_TEMPO + 2) * BLOCK_S)  # validators have their permits
         for name in self._signers:
             self._start(name)
         kills = asyncio.create_task(self._kill_by_plan())
@@ -311,7 +323,7 @@ class VirtualSubnet:
         }
         metagraph = await self._chain.view(self._owner).metagraph()
         return VirtualResult(
-            digest=digest(wire.encode([record.head, sorted(weights.items())])),
+            digest=digest(wire.encode([record.head, sorted((name, sorted(row.items())) for name, row in weights.items())])),
             record=record,
             hotkeys={name: signer.hotkey for name, signer in self._signers.items()},
             weights=weights,

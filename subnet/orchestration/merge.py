@@ -58,7 +58,7 @@ def commit_epoch(turn: Turn, sender: Hotkey, request: wire.CommitEpoch) -> wire.
             upload_digest=request.upload_digest,
         )
     )
-    if request.num_batches >= turn.config.training.min_batches:
+    if merge_weight(turn, sender) >= turn.config.training.min_batches:
         member.epochs_credited += 1
     if len(current.commits) == sum(len(stage) for stage in current.roster):
         turn.ask(Wake())
@@ -83,9 +83,6 @@ def _check_commit(turn: Turn, sender: Hotkey, stage: StageIndex, request: wire.C
     num_chunks = -(-size // turn.config.merge.chunk_bytes)
     if request.upload_bytes != size or len(request.chunk_digests) != num_chunks:
         raise Refused("upload", f"stage {stage} has {size} bytes in {num_chunks} chunks")
-    credited = len(work.credited) if work else 0
-    if request.num_batches > credited:
-        raise Refused("batches", f"{credited} batches are credited, {request.num_batches} claimed as merge weight")
 
 
 def close_commits(turn: Turn) -> None:
@@ -114,6 +111,13 @@ def upload_done(turn: Turn, sender: Hotkey, request: wire.UploadDone) -> wire.Re
     return wire.Done()
 
 
+def merge_weight(turn: Turn, hotkey: Hotkey) -> int:
+    """Batches that count in the merge: those a miner did that its neighbours attest as well."""
+    current = turn.state.current
+    work = current.work.get(hotkey)
+    return min(current.commits[hotkey].num_batches, len(work.credited) if work else 0)
+
+
 def participants(turn: Turn, stage: int) -> list[Hotkey]:
     """Who committed enough work in a stage to take part in its merge, sorted."""
     current = turn.state.current
@@ -121,7 +125,7 @@ def participants(turn: Turn, stage: int) -> list[Hotkey]:
         hotkey
         for hotkey in current.roster[stage]
         if hotkey in current.commits
-        and current.commits[hotkey].num_batches >= turn.config.training.min_batches
+        and merge_weight(turn, hotkey) >= turn.config.training.min_batches
         and turn.state.members[hotkey].banned_until < current.epoch
     )
 
@@ -139,7 +143,7 @@ def _open_merge(turn: Turn, stage: StageIndex) -> StageMerge:
     uploads = tuple(
         wire.Upload(
             hotkey=hotkey,
-            num_batches=current.commits[hotkey].num_batches,
+            num_batches=merge_weight(turn, hotkey),
             ref=current.uploaded[hotkey],
             chunk_digests=current.commits[hotkey].chunk_digests,
         )

@@ -1,0 +1,178 @@
+"""Journal, nonce memory and leader lease on Redis or Valkey (ports.StateStore).
+
+The journal is one stream with consecutive ids chosen here: an append whose answer was lost is recognised when it is made
+again, and a second writer of the same journal is found at its first append.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar, cast
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError, ResponseError
+
+from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+
+T = TypeVar("T")
+
+_PAGE = 256
+_EXCHANGE_S = 10.0
+_APPEND_S = 30.0
+_PAUSE_S = 0.1
+_FLUSH_MS = 5000
+_HOLD = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return holder end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ARGV[1]
+"""
+_RELEASE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+class RedisStateStore:
+    """State of one run in the keys `<namespace>:...` of a server at `url`."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        # A lost connection is retried here, where it is known whether a repetition is safe, and not by the client.
+        self._redis: redis.Redis = redis.Redis.from_url(
+            url, socket_timeout=_EXCHANGE_S, socket_connect_timeout=_EXCHANGE_S, retry=None, decode_responses=False
+        )
+        self._namespace = namespace
+        self._journal = f"{namespace}:journal"
+        self._next_id: int | None = None
+        self._flushes_itself: bool | None = None
+        self._writing = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    # ---- journal -------------------------------------------------------------------------------------------------
+
+    async def append(self, entries: list[bytes]) -> None:
+        """Write and flush all of `entries` as one record, in the order of the calls.
+
+        Raises TransientFailure: call again with the same entries. InvariantBroken: another process writes this journal.
+        """
+        if not entries:
+            return
+        fields: list[bytes] = []
+        for index, entry in enumerate(entries):
+            fields += (b"%d" % index, entry)
+        async with self._writing:
+            deadline = asyncio.get_running_loop().time() + _APPEND_S
+            while True:
+                try:
+                    await self._append_once(entries, fields)
+                    return
+                except TransientFailure:
+                    if asyncio.get_running_loop().time() + _PAUSE_S > deadline:
+                        raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _append_once(self, entries: list[bytes], fields: list[bytes]) -> None:
+        if self._flushes_itself is None:
+            self._flushes_itself = await self._check_durability()
+        if self._next_id is None:
+            self._next_id = await self._last_id() + 1
+        await _bounded(self._write(self._next_id, entries, fields))
+        self._next_id += 1
+
+    async def _write(self, at: int, entries: list[bytes], fields: list[bytes]) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.execute_command("XADD", self._journal, f"{at}-0", *fields)
+        if not self._flushes_itself:
+            pipeline.execute_command("WAITAOF", 1, 0, _FLUSH_MS)
+        added, *flushed = await pipeline.execute(raise_on_error=False)
+        for result in flushed:
+            if isinstance(result, Exception):
+                raise result
+            if int(result[0]) < 1:
+                raise TransientFailure("the state store has not flushed its journal to disk in time")
+        if isinstance(added, ResponseError) and "equal or smaller" in str(added):
+            if await self._entries_at(at) != entries:
+                raise InvariantBroken(
+                    f"another process has written to journal {self._journal}: stop one of the two orchestrators"
+                )
+        elif isinstance(added, Exception):
+            raise added
+
+    async def _entries_at(self, at: int) -> list[bytes]:
+        found = _records(await self._redis.xrange(self._journal, min=f"{at}-0", max=f"{at}-0"))
+        return found[0][1] if found else []
+
+    async def _last_id(self) -> int:
+        newest = _records(await _bounded(self._redis.xrevrange(self._journal, count=1)))
+        return newest[0][0] if newest else 0
+
+    async def _check_durability(self) -> bool:
+        """Whether every answer already means flushed (`appendfsync always`); else appends wait for it.
+
+        Raises InvalidConfig for a server that keeps nothing on disk.
+        """
+        try:
+            config = await _bounded(self._redis.config_get("appendonly", "appendfsync"))
+        except TransientFailure as error:
+            if isinstance(error.__cause__, ResponseError):
+                return False  # a managed server that hides its configuration: WAITAOF tells
+            raise
+        if config.get("appendonly", "yes") != "yes":
+            raise InvalidConfig("the state store keeps no append-only file: set `appendonly yes` on the Redis server")
+        return bool(config.get("appendfsync") == "always")
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Every entry ever appended, oldest first; appends go on after what was read last."""
+        last = 0
+        while True:
+            page = _records(await _bounded(self._redis.xrange(self._journal, min=f"({last}-0", count=_PAGE)))
+            for number, entries in page:
+                if number != last + 1:
+                    raise InvariantBroken(f"journal {self._journal} lacks record {last + 1}")
+                last = number
+                for entry in entries:
+                    yield entry
+            if len(page) < _PAGE:
+                break
+        self._next_id = last + 1
+
+    # ---- nonces and leases ---------------------------------------------------------------------------------------
+
+    async def remember_once(self, key: str, *, for_s: float) -> bool:
+        """True the first time `key` is seen within `for_s` seconds."""
+        token = secrets.token_bytes(8)
+        # With GET the old value comes back, so that a repetition after a lost answer knows its own mark.
+        setting = self._redis.set(f"{self._namespace}:{key}", token, nx=True, get=True, px=_ms(for_s))
+        return cast("bytes | None", await _bounded(setting)) in (None, token)
+
+    async def hold_lease(self, name: str, holder: str, *, for_s: float) -> str:
+        """Take or renew the lease; returns who holds it now."""
+        evaluated = self._redis.eval(_HOLD, 1, f"{self._namespace}:lease:{name}", holder, str(_ms(for_s)))
+        return bytes(await _bounded(cast("Awaitable[bytes]", evaluated))).decode()
+
+    async def release_lease(self, name: str, holder: str) -> None:
+        """Give the lease up if `holder` has it."""
+        evaluated = self._redis.eval(_RELEASE, 1, f"{self._namespace}:lease:{name}", holder)
+        await _bounded(evaluated)
+
+
+async def _bounded(exchange: Awaitable[T]) -> T:
+    """One exchange within its time. Raises TransientFailure."""
+    try:
+        async with asyncio.timeout(_EXCHANGE_S):
+            return await exchange
+    except (RedisError, OSError, TimeoutError) as error:
+        raise TransientFailure(f"the state store does not answer: {error or 'timed out'}") from error
+
+
+def _records(found: object) -> list[tuple[int, list[bytes]]]:
+    """Number and entries of each record; the client's types know nothing of `decode_responses=False`."""
+    records = cast("list[tuple[bytes, dict[bytes, bytes]]]", found or [])
+    return [(int(identifier.split(b"-")[0]), list(fields.values())) for identifier, fields in records]
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,238 @@
+"""Contract of StateStore on memory and on a real Valkey server, kill -9 of the server included."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from subnet.adapters.embedded_store import EmbeddedStore, find_embedded, start_embedded
+from subnet.adapters.memory import MemoryStateStore
+from subnet.adapters.state import RedisStateStore
+from subnet.adapters.system import SystemClock
+from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+from subnet.ports import StateStore
+
+CLOCK = SystemClock()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
+    started = start_embedded(tmp_path_factory.mktemp("state"))
+    yield started
+    started.stop()
+
+
+@contextlib.asynccontextmanager
+async def opened(server: EmbeddedStore, namespace: str) -> AsyncIterator[RedisStateStore]:
+    store = RedisStateStore(server.url, namespace)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture(params=["memory", "valkey"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[StateStore]:
+    if request.param == "memory":
+        yield MemoryStateStore(CLOCK)
+        return
+    started: EmbeddedStore = request.getfixturevalue("server")
+    async with opened(started, request.node.name) as valkey:
+        yield valkey
+
+
+async def entries(journal: StateStore) -> list[bytes]:
+    return [entry async for entry in journal.read()]
+
+
+async def test_the_journal_keeps_every_entry_in_order(store: StateStore) -> None:
+    assert await entries(store) == []
+    await store.append([b"a", b"\0\xff", b""])
+    await store.append([])
+    await store.append([b"a"])
+    assert await entries(store) == [b"a", b"\0\xff", b"", b"a"]
+    await store.append([b"%d" % number for number in range(3000)])
+    for number in range(600):
+        await store.append([b"single %d" % number])
+    found = await entries(store)
+    assert found[4:3004] == [b"%d" % number for number in range(3000)]
+    assert found[3004:] == [b"single %d" % number for number in range(600)]
+
+
+async def test_appends_made_at_once_keep_their_order_and_stay_whole(store: StateStore) -> None:
+    await asyncio.gather(*(store.append([b"%d-a" % number, b"%d-b" % number]) for number in range(50)))
+    assert await entries(store) == [b"%d-%s" % (number, half) for number in range(50) for half in (b"a", b"b")]
+
+
+async def test_large_entries(store: StateStore) -> None:
+    large = [os.urandom(3 << 20), b"x" * (1 << 20)]
+    await store.append(large)
+    assert await entries(store) == large
+
+
+async def test_a_key_is_new_once_until_its_time_is_over(store: StateStore) -> None:
+    assert await store.remember_once("nonce:a:1", for_s=60)
+    assert not await store.remember_once("nonce:a:1", for_s=60)
+    assert await store.remember_once("nonce:a:2", for_s=0.05)
+    assert await store.remember_once("nonce:b:1", for_s=60)
+    async with asyncio.timeout(5):
+        while not await store.remember_once("nonce:a:2", for_s=0.05):
+            await CLOCK.sleep(0.01)
+
+
+async def test_of_many_at_once_one_is_first(store: StateStore) -> None:
+    answers = await asyncio.gather(*(store.remember_once("nonce", for_s=60) for _ in range(40)))
+    assert sorted(answers) == [False] * 39 + [True]
+
+
+async def test_a_lease_has_one_holder(store: StateStore) -> None:
+    assert await store.hold_lease("leader", "one", for_s=60) == "one"
+    assert await store.hold_lease("leader", "two", for_s=60) == "one"
+    assert await store.hold_lease("leader", "one", for_s=0.05) == "one"
+    async with asyncio.timeout(5):
+        while await store.hold_lease("leader", "two", for_s=60) != "two":
+            await CLOCK.sleep(0.01)
+    await store.release_lease("leader", "one")
+    assert await store.hold_lease("leader", "one", for_s=60) == "two"
+    await store.release_lease("leader", "two")
+    assert await store.hold_lease("leader", "one", for_s=60) == "one"
+    await store.release_lease("nobody", "one")
+
+
+# ---- what only a real server can do --------------------------------------------------------------------------------
+
+
+async def test_what_was_acknowledged_survives_kill_9_and_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subnet.adapters.state._APPEND_S", 0.1)
+    first = start_embedded(tmp_path)
+    acknowledged = 0
+    async with opened(first, "run") as store, asyncio.timeout(20):
+        with pytest.raises(TransientFailure):
+            while True:
+                await store.append([b"%d" % acknowledged])
+                acknowledged += 1
+                if acknowledged == 200:  # while the next appends are under way
+                    asyncio.get_running_loop().call_later(0.01, os.kill, first.pid, signal.SIGKILL)
+    first.stop()
+    second = start_embedded(tmp_path)
+    assert second.pid != first.pid
+    async with opened(second, "run") as store:
+        found = await entries(store)
+        assert found == [b"%d" % number for number in range(len(found))]
+        assert len(found) - acknowledged in (0, 1)
+        await store.append([b"next"])
+    second.stop()
+
+
+async def test_an_append_waits_for_a_server_that_stands_still(tmp_path: Path) -> None:
+    first = start_embedded(tmp_path)
+    async with opened(first, "run") as store:
+        await store.append([b"before"])
+        os.kill(first.pid, signal.SIGSTOP)
+        appending = asyncio.create_task(store.append([b"during"]))
+        await CLOCK.sleep(0)
+        os.kill(first.pid, signal.SIGCONT)
+        await appending
+        assert await entries(store) == [b"before", b"during"]
+    first.stop()
+
+
+async def test_an_append_whose_answer_was_lost_is_not_written_twice(server: EmbeddedStore) -> None:
+    async with opened(server, "lost") as one, opened(server, "lost") as same:
+        assert await entries(one) == await entries(same) == []
+        await one.append([b"a", b"b"])
+        await same.append([b"a", b"b"])
+        assert await entries(one) == [b"a", b"b"]
+
+
+async def test_a_second_writer_of_one_journal_stops(server: EmbeddedStore) -> None:
+    async with opened(server, "two") as one, opened(server, "two") as two:
+        assert await entries(one) == await entries(two) == []
+        await one.append([b"one"])
+        with pytest.raises(InvariantBroken, match="another process"):
+            await two.append([b"two"])
+        assert await entries(one) == [b"one"]
+
+
+async def test_a_gap_in_the_journal_is_found(server: EmbeddedStore) -> None:
+    async with opened(server, "gap") as store:
+        for number in range(3):
+            await store.append([b"%d" % number])
+        await store._redis.xdel("gap:journal", "2-0")
+        with pytest.raises(InvariantBroken, match="lacks record 2"):
+            await entries(store)
+
+
+async def test_a_server_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    server = start_embedded(tmp_path)
+    async with opened(server, "run") as store:
+        await store._redis.config_set("appendonly", "no")
+        with pytest.raises(InvalidConfig, match="appendonly yes"):
+            await store.append([b"a"])
+    server.stop()
+
+
+async def test_a_server_that_flushes_now_and_then_is_waited_for(tmp_path: Path) -> None:
+    server = start_embedded(tmp_path)
+    async with opened(server, "run") as store:
+        await store._redis.config_set("appendfsync", "everysec")
+        await store.append([b"a"])
+        info = await store._redis.info("persistence")
+        assert info["aof_pending_bio_fsync"] == 0
+        assert await entries(store) == [b"a"]
+    server.stop()
+
+
+async def test_a_server_that_is_gone_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subnet.adapters.state._APPEND_S", 0.2)
+    server = start_embedded(tmp_path)
+    async with opened(server, "run") as store:
+        await store.append([b"a"])
+        server.stop()
+        for call in (
+            store.append([b"b"]),
+            entries(store),
+            store.remember_once("k", for_s=1),
+            store.hold_lease("l", "h", for_s=1),
+            store.release_lease("l", "h"),
+        ):
+            with pytest.raises(TransientFailure, match="state store"):
+                await call
+    server.stop()
+
+
+def test_a_server_left_by_a_killed_process_is_used_again(tmp_path: Path) -> None:
+    first = start_embedded(tmp_path)
+    second = start_embedded(tmp_path)
+    assert (second.pid, second.url) == (first.pid, first.url)
+    found = find_embedded(tmp_path)
+    assert found is not None
+    assert found.pid == first.pid
+    assert oct((tmp_path / "server.json").stat().st_mode & 0o777) == "0o600"
+    found_again = EmbeddedStore(url=second.url, pid=second.pid)
+    os.kill(first.pid, signal.SIGTERM)
+    first.stop()
+    found_again.stop()
+    assert find_embedded(tmp_path) is None
+
+
+def test_a_record_of_another_process_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "server.json").write_text(f'{{"pid":{os.getpid()},"port":9,"password":"x"}}')
+    server = start_embedded(tmp_path)
+    assert server.pid != os.getpid()
+    server.stop()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subnet.adapters.embedded_store._SETTINGS", "no-such-setting yes\n")
+    began = time.monotonic()
+    with pytest.raises(TransientFailure, match="does not start"):
+        start_embedded(tmp_path)
+    assert time.monotonic() - began < 10

@@ -134,8 +134,9 @@ class ChainSession:
     async def wait_for_block(self, number: int) -> int:
         """Wait until the chain has reached a block. Raises TransientFailure when it stands still."""
         while (now := await self.block()) < number:
-            left = number - now
-            await asyncio.sleep(max(0.02, (left - 0.5) * await self.block_time_s() if left > 1 else 0.05))
+            block_time_s = await self.block_time_s()
+            wait_s = (number - now - 0.5) * block_time_s
+            await asyncio.sleep(min(max(0.02, wait_s), max(0.1, 2 * block_time_s)))
         return now
 
     async def submit(

@@ -322,8 +322,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Directive(Message, frozen=True):
     """What one node should do now: a pure view of the orchestrator's state, so a restarted node needs nothing else.
 
-    `snapshot` is the published epoch that `epoch` starts from, for the caller's stage (for a validator, `snapshots` holds
-    every stage). `merged` is complete or empty: the stage's accepted shards, in order. `note` says why nothing is to do.
+    `snapshot` is what `epoch` starts from, for the caller's stage. A validator gets every stage's `snapshots` of
+    `evaluate_epoch`, whose held-out loss it was drawn to measure. `merged` is complete or empty: the stage's accepted shards, in order. `note` says why nothing is to do.
     """
 
     version: int

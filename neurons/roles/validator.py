@@ -130,11 +130,11 @@ class Validator:
                 c for c in (directive.challenges if directive else ()) if (c.epoch, c.hotkey, c.segment) not in done
             ]
             try:
-                if todo:
+                if directive is not None and directive.evaluate_epoch not in (None, evaluated):
+                    evaluated = await self._evaluate(directive)
+                elif todo:
                     await self._audit(todo[0])
                     done[todo[0].epoch, todo[0].hotkey, todo[0].segment] = None
-                elif directive is not None and directive.evaluate_epoch not in (None, evaluated):
-                    evaluated = await self._evaluate(directive)
                 else:
                     await self._wait(POLL_S)
             except (TransientFailure, NotFound) as error:

@@ -202,7 +202,7 @@ def draw_evaluator(turn: Turn, epoch: Epoch, beacon: str) -> None:
     """One validator, drawn, measures the held-out loss of a published epoch."""
     if turn.state.validators:
         validator = draws.chosen(turn.state.validators, 1, beacon, "evaluator", epoch)[0]
-        turn.state.evaluations[epoch] = Evaluation(validator=validator)
+        turn.state.evaluations[epoch] = Evaluation(validator=validator, snapshots=turn.state.snapshots)
 
 
 def post_evaluation(turn: Turn, sender: Hotkey, request: wire.PostEvaluation) -> wire.Response:

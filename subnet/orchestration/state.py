@@ -121,6 +121,7 @@ class Evaluation:
     """Held-out loss of one published epoch, once its drawn validator has measured it."""
 
     validator: Hotkey
+    snapshots: tuple[BlobRef, ...]
     loss: float | None = None
     loss_wires_zeroed: float | None = None
 

@@ -89,13 +89,13 @@ def _for_validator(state: State, hotkey: Hotkey) -> wire.Directive:
         for _, case in sorted(state.cases.items())
         if case.outcome is None and case.challenge.start is not None and case.asked[-1] == hotkey
     )
-    newest = max((epoch for epoch, case in state.evaluations.items() if case.loss is None), default=None)
-    is_drawn = newest is not None and state.evaluations[newest].validator == hotkey
+    mine = [epoch for epoch, found in state.evaluations.items() if found.loss is None and found.validator == hotkey]
+    evaluate = min(mine, default=None)
     return msgspec.structs.replace(
         _common(state),
-        snapshots=state.snapshots,
+        snapshots=state.evaluations[evaluate].snapshots if evaluate is not None else (),
         challenges=challenges,
-        evaluate_epoch=newest if is_drawn else None,
+        evaluate_epoch=evaluate,
     )
 
 

@@ -229,7 +229,11 @@ def localnet(
     typed: dict[str, object],
     cheat: Annotated[
         list[str] | None,
-        typer.Option("--cheat", metavar="KIND:MINER", help="Let a miner cheat, such as identity:1; again for more."),
+        typer.Option(
+            "--cheat",
+            metavar="KIND:MINER",
+            help="Let a miner cheat, counted from 1, such as identity:1; again for more.",
+        ),
     ] = None,
     virtual: Annotated[
         bool, typer.Option("--virtual", help="All roles in one process, in virtual time: same seed, same digest.")

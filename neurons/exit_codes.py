@@ -37,6 +37,7 @@ class ExitCode(enum.IntEnum):
     PRUNED = 79
     INVARIANT_BROKEN = 80
     FORCED = 81
+    INTERRUPTED = 130
 
 
 MEANINGS: dict[ExitCode, str] = {
@@ -60,6 +61,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.PRUNED: "the hotkey lost its place on the subnet while running",
     ExitCode.INVARIANT_BROKEN: "the record contradicts itself; nothing more was written",
     ExitCode.FORCED: "did not stop in time, or was told twice; work may be lost",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C or SIGTERM before there was anything to judge (localnet)",
 }
 
 RESTART_IS_USELESS = (

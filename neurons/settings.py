@@ -114,7 +114,13 @@ class LocalnetOptions(Record, frozen=True):
     is_virtual: bool = False
     """All roles in one process on the virtual-time loop: same seed, same digest."""
     cheats: tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+:[0-9]+$")], ...] = ()
-    """KIND:MINER, miners counted from 0."""
+    """KIND:MINER, miners counted from 1: identity:1 is m1."""
+    block_time_s: Annotated[float, Meta(ge=0.05, le=12)] = 0.25
+    """Seconds between blocks of the chain node."""
+    tempo_blocks: Annotated[int, Meta(ge=8, le=65535)] = 40
+    """Blocks between two evaluations of weights on the chain."""
+    has_reference: bool = True
+    """Whether the whole model is trained at the end in one process on as many samples, to compare the loss with."""
 
     @property
     def cheat_of(self) -> dict[int, str]:
@@ -169,8 +175,8 @@ def load_localnet(
             f"got {options.num_miners}"
         )
     for miner in options.cheat_of:
-        if miner >= options.num_miners:
-            raise InvalidConfig(f"--cheat KIND:MINER takes a miner in [0, {options.num_miners - 1}], got {miner}")
+        if not 1 <= miner <= options.num_miners:
+            raise InvalidConfig(f"--cheat KIND:MINER takes a miner in [1, {options.num_miners}], got {miner}")
     return config, options
 
 

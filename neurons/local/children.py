@@ -1,0 +1,122 @@
+"""What runs inside a process that localnet started: it dies with its parent, has its own log, and plays one role."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from neurons.local.plan import GenesisFile
+from neurons.settings import NodeConfig
+from subnet.types import Record
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Job(Record, frozen=True, tag_field="job", tag=True):
+    """Base of what a process is started for; `log` takes what it prints."""
+
+    name: str
+    log: str
+
+
+class PlayRole(Job, frozen=True):
+    """miner, validator or orchestrator; the same main as the command of that name."""
+
+    role: str
+    config: NodeConfig
+    cheat: str = ""
+
+
+class KeepChain(Job, frozen=True):
+    """The chain node."""
+
+    genesis: GenesisFile
+    directory: str
+    port: int
+
+
+class CreateRun(Job, frozen=True):
+    """Publish epoch 0 and announce the run, once."""
+
+    config: NodeConfig
+    url: str
+    run_id: str
+
+
+class TrainReference(Job, frozen=True):
+    """The whole model in one process on as many samples; losses go to `result` as JSON lines."""
+
+    config: NodeConfig
+    num_samples: int
+    result: str
+
+
+AnyJob = PlayRole | KeepChain | CreateRun | TrainReference
+
+
+def play(data: bytes) -> None:
+    """Entry of the process; `data` is an encoded job. Ends with the role's exit code."""
+    job: AnyJob = msgspec.json.decode(data, type=AnyJob)
+    os.setsid()  # Ctrl-C in the terminal reaches localnet alone, which then tells the roles in order
+    _die_with_parent()
+    _speak_to(Path(job.log))
+    sys.exit(_run(job))
+
+
+def _die_with_parent() -> None:
+    """The kernel sends SIGTERM when the parent is gone, however it went; roles then end as cleanly as ever."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    starter = multiprocessing.parent_process()
+    if starter is not None and not starter.is_alive():
+        sys.exit("localnet ended before this process began")
+
+
+def _speak_to(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(nothing)
+    os.close(descriptor)
+
+
+def _run(job: AnyJob) -> int:
+    """Modules are imported here: the chain node needs no torch, and the roles find theirs loaded already."""
+    match job:
+        case PlayRole():
+            return _play_role(job)
+        case KeepChain():
+            from neurons.devnet import run_devnet
+            from neurons.local.chain import devnet_config
+
+            return run_devnet(devnet_config(job.genesis, directory=Path(job.directory), port=job.port))
+        case CreateRun():
+            from neurons.init_run import init_run
+
+            return init_run(job.config, job.url, job.run_id)
+        case TrainReference():
+            from neurons.local.reference import train_reference
+
+            return train_reference(job.config, num_samples=job.num_samples, result=Path(job.result))
+
+
+def _play_role(job: PlayRole) -> int:
+    match job.role:
+        case "miner":
+            from neurons import miner
+
+            return miner.main(job.config, cheat=job.cheat or None)
+        case "validator":
+            from neurons import validator
+
+            return validator.main(job.config)
+        case _:
+            from neurons import orchestrator
+
+            return orchestrator.main(job.config)

@@ -1,6 +1,9 @@
 """What crosses a pipeline cut: designs that send K channels in place of D (bottleneck.md, papers.md A5).
 
 Shapes: B batch, T tokens, D model width, K bottleneck width. Every module is built with its stage, never inside forward.
+
+The cut itself is computed in float32 in every numeric mode: it is thin, so this costs next to nothing, and it halves the
+distance of honest bf16 work from its replay.
 """
 
 import torch
@@ -10,6 +13,11 @@ from torch.nn import functional
 from subnet.config import ModelConfig
 from subnet.model.layers import DecoderLayer, Rope
 from subnet.model.partition import ANCHOR_RANK, boundary_width, is_anchor_factored
+
+
+def in_float32(near: Tensor) -> torch.autocast:
+    """Context that keeps a cut out of autocast, on the device of `near`."""
+    return torch.autocast(near.device.type, enabled=False)
 
 
 class TwoLayers(nn.Module):
@@ -85,7 +93,8 @@ class IotaLayer(DecoderLayer):
     def receive(self, y_BTK: Tensor, rope: Rope, anchor_BTD: Tensor | None) -> Tensor:
         """First half from the cut: (B, T, K) -> (B, T, D)."""
         assert self.expand is not None
-        rebuilt_BTD: Tensor = functional.relu(self.expand(y_BTK))
+        with in_float32(y_BTK):
+            rebuilt_BTD: Tensor = functional.relu(self.expand(y_BTK))
         if anchor_BTD is not None:
             rebuilt_BTD = rebuilt_BTD + anchor_BTD
         mixed_BTD: Tensor = self.self_attn(self.input_layernorm(rebuilt_BTD), rope)
@@ -97,8 +106,9 @@ class IotaLayer(DecoderLayer):
         if self.compress is None:
             return super().feed(x_BTD)
         inner_BTD = self.mlp(self.post_attention_layernorm(x_BTD))
-        sent_BTK: Tensor = self.compress(functional.silu(inner_BTD)) + x_BTD[..., : self.num_channels]
-        return sent_BTK
+        with in_float32(x_BTD):
+            code_BTK: Tensor = self.compress(functional.silu(inner_BTD.to(torch.float32)))
+        return code_BTK + x_BTD[..., : self.num_channels]
 
 
 def nothing(stream_BTD: Tensor) -> Tensor:

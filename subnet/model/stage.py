@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from subnet.config import Bottleneck, RunConfig
-from subnet.model.bottleneck import Anchor, Cut, IotaLayer, nothing, resbm_decoder, resbm_encoder, widen
+from subnet.model.bottleneck import Anchor, Cut, IotaLayer, in_float32, nothing, resbm_decoder, resbm_encoder, widen
 from subnet.model.layers import DecoderLayer, RmsNorm, rope_tables
 from subnet.model.partition import has_anchor, is_first, is_last, layers_of
 from subnet.types import StageIndex
@@ -86,7 +86,8 @@ class StageModule(nn.Module):
         if self.design is Bottleneck.RESBM:
             cut = self.cuts[str(self._receiving)]
             assert isinstance(cut, Cut) and cut.decoder is not None
-            stream_BTD = cut.decoder(received_BTK) + widen(received_BTK, self.config.model.width)
+            with in_float32(received_BTK):
+                stream_BTD = cut.decoder(received_BTK) + widen(received_BTK, self.config.model.width)
         return stream_BTD if anchor_BTD is None else stream_BTD + anchor_BTD
 
     def run_layers(self, stream: Tensor, ids_BT: Tensor) -> Tensor:
@@ -108,8 +109,10 @@ class StageModule(nn.Module):
             case Bottleneck.RESBM:
                 cut = self.cuts[self._sending]
                 assert isinstance(cut, Cut) and cut.encoder is not None
-                code_BTK: Tensor = cut.encoder(stream) + stream[..., : self.config.model.bottleneck_width]
-                return code_BTK.to(torch.float32)
+                wide_BTD = stream.to(torch.float32)
+                with in_float32(wide_BTD):
+                    code_BTK: Tensor = cut.encoder(wide_BTD) + wide_BTD[..., : self.config.model.bottleneck_width]
+                return code_BTK
             case Bottleneck.K0:
                 return nothing(stream).to(torch.float32)
             case Bottleneck.IOTA | Bottleneck.NONE:

@@ -22,6 +22,7 @@ from subnet.types import StageIndex
 
 NUM_STEPS = "count.num_steps"
 NUM_OPTIMIZER_STEPS = "count.num_optimizer_steps"
+STATE_KINDS = ("muon.momentum.", "adamw.mean.", "adamw.square.")
 HEADER_BYTES_PER_TENSOR = 512
 
 
@@ -37,6 +38,11 @@ class CheckpointState:
     def flat_params(self) -> npt.NDArray[np.float32]:
         """Params as the merge sees them."""
         return flatten(self.params)
+
+    def flat_state(self, kind: str) -> npt.NDArray[np.float32]:
+        """Every tensor of the optimizer state of one of STATE_KINDS; empty when this optimizer has none."""
+        chosen = {name: tensor for name, tensor in self.state.items() if name.startswith(kind)}
+        return flatten(chosen) if chosen else np.empty(0, dtype=np.float32)
 
 
 def state_shapes(config: RunConfig, shapes: Shapes) -> Shapes:

@@ -148,21 +148,23 @@ class StageWorker:
         self._sum, self._num_accumulated = None, 0
         self._num_steps += 1
 
-    def checkpoint(self) -> bytes:
-        """Params, optimizer state and counts; the same state gives the same bytes. Raises InvariantBroken unless drained."""
+    def snapshot(self) -> CheckpointState:
+        """Params, optimizer state and counts, sharing memory with this worker. Raises InvariantBroken unless drained."""
         self._require_none_open("take a checkpoint")
         if self._num_accumulated:
             raise InvariantBroken(
                 f"cannot take a checkpoint with {self._num_accumulated} gradients accumulated: step first"
             )
-        return write_checkpoint(
-            CheckpointState(
-                params=dict(self._optimizer.params),
-                state=self._optimizer.state(),
-                num_steps=self._num_steps,
-                num_optimizer_steps=self._optimizer.num_steps,
-            )
+        return CheckpointState(
+            params={name: param.detach() for name, param in self._optimizer.params.items()},
+            state=self._optimizer.state(),
+            num_steps=self._num_steps,
+            num_optimizer_steps=self._optimizer.num_steps,
         )
+
+    def checkpoint(self) -> bytes:
+        """The snapshot as bytes; the same state gives the same bytes. Raises InvariantBroken unless drained."""
+        return write_checkpoint(self.snapshot())
 
     def restore(self, data: bytes) -> None:
         """Go on from a checkpoint. Raises ProtocolViolation (not one of this stage), InvariantBroken (samples are open)."""

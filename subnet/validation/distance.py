@@ -1,0 +1,81 @@
+"""How far a replayed tensor lies from the one that was sent, in units of what the stage itself changed (trust.md 2).
+
+Shapes: B batch, T tokens, K channels on the wire.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float64]
+
+RATIO_LIMIT = 1e6
+"""Ratios are finite: a difference over nothing counts as this."""
+DENOMINATOR_FLOOR = 0.1
+"""Least denominator, over the norm of what was sent."""
+TOKEN_FLOOR = 0.25
+"""Least denominator of one token, over the root mean square of the tokens' norms.
+
+Ours: with few channels some token always lies near the mean or near zero, and honest rounding would look large there.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """Of one pass; `rel_d_token` is the worst token's. `cosine` and `norm_ratio` are those of the published rule."""
+
+    rel_d: float
+    rel_d_token: float
+    cosine: float
+    norm_ratio: float
+
+
+def ratio(part: float, whole: float) -> float:
+    """`part / whole` without infinities: nothing over nothing is 0."""
+    if part == 0:
+        return 0.0
+    return min(part / whole, RATIO_LIMIT) if whole > 0 else RATIO_LIMIT
+
+
+def relative(claimed: Values, replayed: Values) -> float:
+    """Norm of the difference over the norm of the replay."""
+    return ratio(float(np.linalg.norm(replayed - claimed)), float(np.linalg.norm(replayed)))
+
+
+def _direction(claimed: Values, replayed: Values) -> tuple[float, float]:
+    """Cosine, and the norm of what was sent over the replay's."""
+    norms = float(np.linalg.norm(claimed)), float(np.linalg.norm(replayed))
+    if norms[0] == norms[1] == 0:
+        return 1.0, 1.0
+    cosine = ratio(float(np.vdot(claimed, replayed)), norms[0] * norms[1]) if min(norms) > 0 else 0.0
+    return cosine, ratio(norms[0], norms[1])
+
+
+def distance(claimed_BTK: Values, replayed_BTK: Values, given_BTK: Values | None, *, spread: bool = True) -> Distance:
+    """Distance of what was sent from the replay.
+
+    `given_BTK` is what the stage received, where it is K wide too. `spread` False measures in units of the whole norm: the
+    last stage's gradient, which has nothing to be compared with.
+    """
+    num_channels = claimed_BTK.shape[-1]
+    claimed, replayed = claimed_BTK.reshape(-1, num_channels), replayed_BTK.reshape(-1, num_channels)
+    changes = [claimed - claimed.mean(axis=0)]
+    if given_BTK is not None:
+        changes.append(claimed - given_BTK.reshape(-1, num_channels))
+    norm, norm_by_token = float(np.linalg.norm(claimed)), np.linalg.norm(claimed, axis=1)
+    whole, by_token = norm, norm_by_token
+    if spread:
+        whole = max(min(float(np.linalg.norm(change)) for change in changes), DENOMINATOR_FLOOR * norm)
+        by_token = np.min([np.linalg.norm(change, axis=1) for change in changes], axis=0)
+    floor = TOKEN_FLOOR * float(np.sqrt(np.mean(norm_by_token**2)))
+    by_token = np.maximum(np.maximum(by_token, DENOMINATOR_FLOOR * norm_by_token), floor)
+    error_by_token = np.linalg.norm(replayed - claimed, axis=1)
+    worst = max(ratio(float(error), float(unit)) for error, unit in zip(error_by_token, by_token, strict=True))
+    cosine, norm_ratio = _direction(claimed, replayed)
+    return Distance(
+        rel_d=ratio(float(np.linalg.norm(replayed - claimed)), whole),
+        rel_d_token=worst,
+        cosine=cosine,
+        norm_ratio=norm_ratio,
+    )

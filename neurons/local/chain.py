@@ -28,7 +28,6 @@ def make_genesis(plan: Plan, wallets: dict[str, bt.Wallet]) -> GenesisFile:
     funds |= {wallets[part.name].coldkeypub.ss58_address: 2 * VALIDATOR_STAKE_TAO for part in plan.of_role("validator")}
     num_neurons = len(plan.parts)
     return GenesisFile(
-        run_id=plan.run_id,
         netuid=NETUID,
         owner_coldkey=owner.coldkeypub.ss58_address,
         owner_hotkey=owner.hotkey.ss58_address,

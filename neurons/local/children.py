@@ -11,7 +11,7 @@ import msgspec
 
 from neurons.local.plan import GenesisFile
 from neurons.settings import NodeConfig
-from subnet.types import Record
+from subnet.types import Epoch, Record, SampleId
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,23 +39,22 @@ class KeepChain(Job, frozen=True):
     port: int
 
 
-class CreateRun(Job, frozen=True):
-    """Publish epoch 0 and announce the run, once."""
+class MeasureText(Job, frozen=True):
+    """What a model that only counts tokens would score; goes to `result` as JSON."""
 
     config: NodeConfig
-    url: str
-    run_id: str
-
-
-class TrainReference(Job, frozen=True):
-    """The whole model in one process on as many samples; losses go to `result` as JSON lines."""
-
-    config: NodeConfig
-    num_samples: int
     result: str
 
 
-AnyJob = PlayRole | KeepChain | CreateRun | TrainReference
+class TrainReference(Job, frozen=True):
+    """The whole model in one process on the samples, (epoch, sample), of the run; losses go to `result` as JSON lines."""
+
+    config: NodeConfig
+    samples: tuple[tuple[Epoch, SampleId], ...]
+    result: str
+
+
+AnyJob = PlayRole | KeepChain | MeasureText | TrainReference
 
 
 def play(data: bytes) -> None:
@@ -96,14 +95,14 @@ def _run(job: AnyJob) -> int:
             from neurons.local.chain import devnet_config
 
             return run_devnet(devnet_config(job.genesis, directory=Path(job.directory), port=job.port))
-        case CreateRun():
-            from neurons.init_run import init_run
+        case MeasureText():
+            from neurons.local.reference import measure_text
 
-            return init_run(job.config, job.url, job.run_id)
+            return measure_text(job.config.run, Path(job.result))
         case TrainReference():
-            from neurons.local.reference import train_reference
+            from neurons.local.reference import train
 
-            return train_reference(job.config, num_samples=job.num_samples, result=Path(job.result))
+            return train(job.config.run, job.samples, Path(job.result))
 
 
 def _play_role(job: PlayRole) -> int:

@@ -1,4 +1,4 @@
-"""What a local subnet consists of: directory, keys, ports, and the configuration of each process. Decided before anything starts."""
+"""What a local subnet consists of, decided before anything starts: directory, keys, ports, configuration of each process."""
 
 import secrets
 import socket
@@ -65,15 +65,25 @@ class Layout:
         """What a process printed."""
         return self.root / "logs" / f"{name}.log"
 
-    def segments(self, run_id: str) -> Path:
-        """Sealed segments of the ledger, as the orchestrator stored them."""
-        return self.node("orchestrator") / "blobs" / "runs" / run_id / "ledger"
+    @property
+    def text(self) -> Path:
+        """What a model that only counts tokens would score."""
+        return self.node("reference") / "text.json"
+
+    @property
+    def reference(self) -> Path:
+        """Progress and result of the one-process training, JSON lines."""
+        return self.node("reference") / "training.jsonl"
+
+    @property
+    def runs(self) -> Path:
+        """Objects of the run, as the orchestrator stored them; a run's own directory in it is named by its id."""
+        return self.node("orchestrator") / "blobs" / "runs"
 
 
 class GenesisFile(Record, frozen=True):
     """What the chain of a local subnet started from, so that it can be opened again."""
 
-    run_id: str
     netuid: int
     owner_coldkey: str
     owner_hotkey: Hotkey
@@ -99,7 +109,6 @@ class Plan:
     layout: Layout
     config: NodeConfig
     options: LocalnetOptions
-    run_id: str
     chain_port: int
     parts: tuple[Part, ...]
 
@@ -153,7 +162,6 @@ def make_plan(config: NodeConfig, options: LocalnetOptions) -> Plan:
         layout=Layout(Path(options.directory).expanduser().resolve()),
         config=config,
         options=options,
-        run_id=f"localnet-{secrets.token_hex(4)}",
         chain_port=chain_port,
         parts=tuple(
             Part(name=name, role=role, wallet=wallet, port=port, cheat=cheat)

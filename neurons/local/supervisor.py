@@ -43,6 +43,7 @@ _STEADY_S = 20.0
 _MAX_QUICK_DEATHS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 _LAST_WORDS_BYTES = 4096
+_POLL_S = 0.05
 
 
 class ProcessNote(Record, frozen=True):
@@ -150,7 +151,7 @@ class Supervisor:
     async def _start(self, child: Child) -> None:
         cold = isinstance(child.job, KeepChain)
         context = self._cold if cold else self._warm
-        process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # both contexts have it
+        process: BaseProcess = context.Process(
             target=play, args=(msgspec.json.encode(child.job),), name=child.job.name, daemon=True
         )
         if cold:  # in this thread: a process dies with the thread that started it
@@ -201,8 +202,8 @@ class Supervisor:
             _signal(child, signal.SIGTERM)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
-        while any(_is_alive(child) for child in children) and loop.time() < deadline:
-            await asyncio.sleep(0.05)
+        while any(map(_is_alive, children)) and loop.time() < deadline:  # noqa: ASYNC110  # several processes, one wait
+            await asyncio.sleep(_POLL_S)
         for child in children:
             if _is_alive(child):
                 self._tell(f"{child.job.name} did not stop within {limit_s:g} s and was killed")

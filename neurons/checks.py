@@ -1,0 +1,203 @@
+"""What a run's public record proves by itself and against the chain; the same checks for `strata audit` and for localnet."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from incentives.reward import Score
+from incentives.weights import to_u16
+from neurons.scoring import Record, scored, weighted
+from subnet import receipts, wire
+from subnet.errors import InvariantBroken
+from subnet.orchestration.invariants import check_record
+from subnet.orchestration.ledger import GENESIS_HEAD, EpochPublished, RootCommitted, ScoresPosted, VerdictRecorded
+from subnet.receipts import verdict_bytes
+from subnet.types import Digest, Epoch, Hotkey, Metagraph, Uid
+from subnet.types import Record as Value
+
+Verify = Callable[[Hotkey, bytes, str], bool]
+"""Whether a signature is this hotkey's of these bytes (ports.Signer.verify)."""
+
+
+class Finding(Value, frozen=True):
+    """One thing that was checked. `holds` is None where it says nothing about this run, and `detail` then says why."""
+
+    name: str
+    holds: bool | None
+    detail: str
+
+
+@dataclass(slots=True)
+class Board:
+    """What follows from the record up to the end of one segment."""
+
+    head: Digest
+    scores: dict[Hotkey, float]
+    weights: dict[Hotkey, float]
+
+
+@dataclass(slots=True)
+class History:
+    """A record that was read, and what it came to after each segment."""
+
+    owner: Hotkey
+    record: Record = field(default_factory=Record)
+    boards: list[Board] = field(default_factory=list)
+
+    def add(self, data: bytes) -> None:
+        """Check and take the next segment. Raises InvariantBroken naming the first event that does not hold."""
+        self.record.add(data)
+        scores = {hotkey: score.score for hotkey, score in scored(self.record).items()}
+        self.boards.append(Board(self.record.head, scores, weighted(self.record, burn_hotkey=self.owner)))
+
+    def final_scores(self) -> dict[Hotkey, Score]:
+        """Scores at the end of the record; empty for an empty one."""
+        return scored(self.record) if self.boards else {}
+
+    def final_weights(self) -> dict[Hotkey, float]:
+        """Weights at the end of the record; empty for an empty one."""
+        return self.boards[-1].weights if self.boards else {}
+
+
+def read_history(segments: Iterable[bytes], *, owner: Hotkey) -> tuple[History, Finding]:
+    """The record as far as it holds, and whether all of it does."""
+    history = History(owner)
+    name = "the record is whole: every event follows from the one before"
+    try:
+        for data in segments:
+            history.add(data)
+    except InvariantBroken as error:
+        return history, Finding(name=name, holds=False, detail=str(error))
+    record = history.record
+    if not record.num_segments:
+        return history, Finding(name=name, holds=False, detail="there is no sealed segment")
+    return history, Finding(
+        name=name, holds=True, detail=f"{len(record.entries)} events in {record.num_segments} segments"
+    )
+
+
+def check_invariants(history: History) -> Finding:
+    """One lease, one credit for each unit of work; epochs in order and whole (trust.md 8)."""
+    name = "no unit of work is credited twice or without a lease, no epoch is skipped"
+    created = history.record.accounts.created
+    if created is None:
+        return Finding(name=name, holds=False, detail="the record does not begin with the run's creation")
+    try:
+        check_record(history.record.entries, num_stages=len(created.num_elements))
+    except InvariantBroken as error:
+        return Finding(name=name, holds=False, detail=str(error))
+    num_units = sum(
+        len(samples) for account in history.record.accounts.epochs.values() for samples in account.units.values()
+    )
+    return Finding(name=name, holds=True, detail=f"{num_units} units")
+
+
+def check_verdicts(history: History, verify: Verify) -> Finding:
+    """Every verdict in the record is signed by the validator it names."""
+    name = "every verdict is signed by its validator"
+    count = 0
+    for entry in history.record.entries:
+        if not isinstance(entry.fact, VerdictRecorded):
+            continue
+        verdict = entry.fact.verdict
+        if not verify(verdict.validator, verdict_bytes(verdict), verdict.signature):
+            detail = f"event {entry.seq}: the verdict on {verdict.hotkey} is not signed by {verdict.validator}"
+            return Finding(name=name, holds=False, detail=detail)
+        count += 1
+    return Finding(name=name, holds=True, detail=f"{count} verdicts")
+
+
+def check_commit_roots(history: History) -> Finding:
+    """Each epoch's root that went on chain covers exactly the commitments in the record."""
+    name = "each epoch's commit root covers the recorded commitments"
+    count = 0
+    for account in history.record.accounts.epochs.values():
+        if account.root is None:
+            continue
+        leaves = [
+            receipts.canonical([hotkey, commit.num_receipts, commit.head, commit.upload_digest, commit.checkpoints])
+            for hotkey, commit in sorted(account.committed.items())
+        ]
+        if receipts.merkle_root(leaves) != account.root.root:
+            return Finding(name=name, holds=False, detail=f"epoch {account.epoch}: the root is of other commitments")
+        count += 1
+    return Finding(name=name, holds=True, detail=f"{count} roots")
+
+
+def check_posted(history: History) -> Finding:
+    """What each validator said it computed is what the record yields, to the bit."""
+    name = "scores posted by validators are the record's, to the bit"
+    count = 0
+    for entry in history.record.entries:
+        if not isinstance(entry.fact, ScoresPosted):
+            continue
+        wrong = _wrong_in_post(entry.fact, history)
+        if wrong:
+            return Finding(name=name, holds=False, detail=f"event {entry.seq}: {entry.fact.validator} posted {wrong}")
+        count += 1
+    return Finding(name=name, holds=True, detail=f"{count} posts")
+
+
+def _wrong_in_post(posted: ScoresPosted, history: History) -> str:
+    if not 0 <= posted.segment < len(history.boards):
+        return f"scores of segment {posted.segment}, which is not sealed"
+    board = history.boards[posted.segment]
+    if posted.ledger_head != board.head:
+        return f"scores of another record than segment {posted.segment}'s"
+    for what, theirs, ours in (("score", posted.scores, board.scores), ("weight", posted.weights, board.weights)):
+        for hotkey in sorted(set(theirs) | set(ours)):
+            if theirs.get(hotkey) != ours.get(hotkey):
+                return f"{what} {theirs.get(hotkey)} for {hotkey}, the record yields {ours.get(hotkey)}"
+    return ""
+
+
+def check_roots(history: History, discovery: wire.Discovery) -> Finding:
+    """The newest roots on chain are the record's."""
+    name = "roots on chain are the record's"
+    record = history.record
+    if discovery.n != record.num_segments or discovery.s != (record.head if record.num_segments else ""):
+        heads = [GENESIS_HEAD, *(board.head for board in history.boards)]
+        known = discovery.n < len(heads) and discovery.s in ("", heads[discovery.n])
+        why = "an older part of it" if known else "another record"
+        detail = f"the chain has {discovery.n} segments, head {discovery.s[:16] or 'none'}: {why}; here are "
+        return Finding(name=name, holds=False, detail=f"{detail}{record.num_segments}, head {record.head[:16]}")
+    roots = [entry.fact for entry in record.entries if isinstance(entry.fact, RootCommitted)]
+    if roots and (discovery.e, discovery.m) != (roots[-1].epoch, roots[-1].root):
+        detail = (
+            f"the chain has commit root {discovery.m[:16]} of epoch {discovery.e}, the record {roots[-1].root[:16]}"
+        )
+        return Finding(name=name, holds=False, detail=f"{detail} of epoch {roots[-1].epoch}")
+    detail = f"{discovery.n} segments, head {discovery.s[:16]}; commit root {discovery.m[:16]} of epoch {discovery.e}"
+    return Finding(name=name, holds=True, detail=detail)
+
+
+def check_weights(
+    history: History, metagraph: Metagraph, on_chain: Mapping[Hotkey, Mapping[Uid, int]], *, names: Mapping[Hotkey, str]
+) -> Finding:
+    """The weights that validators have on chain are the record's within one step of u16 rounding."""
+    name = "weights on chain are the scores, within u16 rounding"
+    neurons = metagraph.by_hotkey()
+    expected = {
+        neurons[hotkey].uid: (value, hotkey)
+        for hotkey, value in to_u16(history.final_weights()).items()
+        if hotkey in neurons
+    }
+    if not expected:
+        return Finding(name=name, holds=None, detail="the record gives nobody a weight")
+    posters = [hotkey for hotkey in sorted(on_chain) if on_chain[hotkey]]
+    if not posters:
+        return Finding(name=name, holds=False, detail="no validator has weights on chain")
+    for validator in posters:
+        found = on_chain[validator]
+        for uid in sorted(set(expected) | set(found)):
+            value, hotkey = expected.get(uid, (0, Hotkey("")))
+            if abs(found.get(uid, 0) - value) > 1:
+                who = names.get(hotkey, hotkey) or "no score"
+                shown = names.get(validator, validator)
+                detail = f"{shown} gives uid {uid} ({who}) {found.get(uid, 0)}, the record yields {value}"
+                return Finding(name=name, holds=False, detail=detail)
+    return Finding(name=name, holds=True, detail=f"{len(posters)} validators, {len(expected)} weights each")
+
+
+def published_epochs(history: History) -> tuple[Epoch, ...]:
+    """Epochs that ended."""
+    return tuple(entry.fact.epoch for entry in history.record.entries if isinstance(entry.fact, EpochPublished))

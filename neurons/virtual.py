@@ -323,7 +323,9 @@ class VirtualSubnet:
         }
         metagraph = await self._chain.view(self._owner).metagraph()
         return VirtualResult(
-            digest=digest(wire.encode([record.head, sorted((name, sorted(row.items())) for name, row in weights.items())])),
+            digest=digest(
+                wire.encode([record.head, sorted((name, sorted(row.items())) for name, row in weights.items())])
+            ),
             record=record,
             hotkeys={name: signer.hotkey for name, signer in self._signers.items()},
             weights=weights,

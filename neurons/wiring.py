@@ -1,5 +1,6 @@
 """NodeConfig -> adapters: the only list of concrete classes."""
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
@@ -9,10 +10,9 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from subnet.adapters.corpus import make_corpus
-from subnet.adapters.state import RedisStateStore, start_embedded
 
 from incentives.config import IncentiveConfig
+from neurons import settings
 from neurons.claims import directory_claim, hotkey_claim, require_free_port
 from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
 from neurons.exit_codes import ExitCode
@@ -23,9 +23,12 @@ from subnet import wire
 from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
 from subnet.adapters.chain import BittensorChain
+from subnet.adapters.corpus import make_corpus
+from subnet.adapters.embedded_store import start_embedded
 from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.public import HttpPublic
-from subnet.adapters.s3 import S3BlobStore
+from subnet.adapters.s3 import Bucket, S3BlobStore
+from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import DirectoryDisk, SystemClock, ThreadCompute
 from subnet.config import RunConfig
 from subnet.errors import NotFound, StartupRefused, TransientFailure
@@ -203,8 +206,8 @@ async def owner_node(config: NodeConfig, *, url: str | None = None) -> AsyncIter
 async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:
     url = config.node.state_url
     if not url:
-        embedded = await start_embedded(config.node.data_path / "state")
-        stack.push_async_callback(embedded.stop)
+        embedded = await asyncio.to_thread(start_embedded, config.node.data_path / "state")
+        stack.callback(embedded.stop)
         url = embedded.url
     store = RedisStateStore(url, f"strata:{config.node.netuid}")
     stack.push_async_callback(store.close)
@@ -213,7 +216,8 @@ async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> 
 
 def _blob_store(config: NodeConfig, base_url: str, clock: SystemClock) -> BlobStore:
     if config.node.blob_url:
-        return S3BlobStore.from_url(config.node.blob_url, clock=clock)
+        place = settings.bucket(config.node.blob_url)
+        return S3BlobStore(Bucket(**place), clock=clock)
     root = config.node.data_path
     return DirectoryBlobStore(root / "blobs", base_url + "/v1/blobs", secret=_secret(root / "blob-secret"), clock=clock)
 

@@ -50,8 +50,14 @@ class Join(Message, frozen=True):
     """Drawn anew by each process, so that two processes on one hotkey are told apart."""
 
 
+class Enlist(Message, frozen=True):
+    """A permit holder offers to audit, or says that it is back. Earners get permits too, so a permit alone is no offer. Answer: Done."""
+
+    protocol_version: int = PROTOCOL_VERSION
+
+
 class Resume(Message, frozen=True):
-    """A miner that restarted in the middle of an epoch goes on from its checkpoint; receipts after it are void. Answer: Done."""
+    """A miner that restarted in an epoch goes on from its checkpoint; receipts after it are void. Answer: Resumed."""
 
     epoch: Epoch
     num_receipts: int
@@ -215,7 +221,7 @@ class GetMergePlan(Message, frozen=True):
 
 
 Request = (
-    Join | Resume | Ready | LeaseSamples | Reroute | PostReceipts | CommitEpoch | UploadDone | ReportReduced | ReportOuter
+    Join | Enlist | Resume | Ready | LeaseSamples | Reroute | PostReceipts | CommitEpoch | UploadDone | ReportReduced | ReportOuter
     | SnapshotDone | AnswerChallenge | PostVerdict | PostEvaluation | PostScores | Leave
     | Poll | RequestUpload | RequestDownload | GetMergePlan
 )  # fmt: skip
@@ -235,6 +241,12 @@ class Joined(Message, frozen=True):
     stage: StageIndex
     first_epoch: Epoch
     note: str
+
+
+class Resumed(Message, frozen=True):
+    """How many receipts of the resumed chain are recorded; the miner posts the rest, up to its checkpoint, again."""
+
+    num_receipts: int
 
 
 class Leases(Message, frozen=True):
@@ -357,7 +369,7 @@ class ErrorBody(Message, frozen=True):
     reason: str
 
 
-Response = Done | Joined | Leases | Ack | UploadGrant | DownloadGrant | MergePlan | Directive | ErrorBody
+Response = Done | Joined | Resumed | Leases | Ack | UploadGrant | DownloadGrant | MergePlan | Directive | ErrorBody
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from subnet import receipts, wire
 from subnet.frames import digest
 from subnet.ports import Disk
 from subnet.types import NO_DIGEST, Checkpoint, Digest, Direction, Epoch, Hotkey, Receipt, Record, StageIndex
-from subnet.validation.evidence import Evidence, encode_evidence
+from subnet.validation.evidence import Evidence, decode_evidence, encode_evidence
 
 EPOCHS_KEPT = 3
 PROGRESS = "progress.json"
@@ -64,15 +64,24 @@ class Books:
         await self.checkpoint(checkpoint, num_steps=0)
 
     async def reopen(self, progress: Progress) -> bytes:
-        """Go on from the newest checkpoint on disk; returns its bytes, b"" when they are not there any more."""
+        """Go on from the newest checkpoint on disk; returns its bytes, b"" when they are not there any more.
+
+        How much of the chain is recorded already is not known yet: `acknowledged` is to follow.
+        """
         newest = progress.checkpoints[-1]
         data = await self._disk.read(checkpoint_name(progress.epoch, len(progress.checkpoints) - 1))
         if data is None or digest(data) != newest.digest:
             return b""
+        self._unacked = []
+        for segment in range(len(progress.checkpoints) - 1):
+            evidence = await self._disk.read(evidence_name(progress.epoch, segment))
+            if evidence is None:
+                return b""
+            self._unacked += decode_evidence(evidence, limit_bytes=len(evidence)).receipts
         self.epoch, self.checkpoints = progress.epoch, list(progress.checkpoints)
-        self.num_receipts = self.num_acked = newest.num_receipts
+        self.num_receipts, self.num_acked = newest.num_receipts, 0
         self.num_batches, self.head = progress.num_batches, newest.head
-        self._segment, self._unacked, self._payloads = [], [], {}
+        self._segment, self._payloads = [], {}
         return data
 
     async def progress(self) -> Progress | None:

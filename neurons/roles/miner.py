@@ -250,32 +250,42 @@ class Miner:
     async def _prepare(self, directive: wire.Directive, stage: "_Stage") -> None:
         """Hold the epoch's starting params, or the newest checkpoint of it that an earlier process left."""
         epoch, snapshot = directive.epoch, directive.snapshot
-        if snapshot is None or stage.books.epoch == epoch:
+        if snapshot is None or stage.prepared_epoch == epoch:
             return
         if stage.anchor is None or stage.anchor.digest != snapshot.digest:
             count = num_elements(self._config, stage.books.stage)
             stage.anchor = await self._sharing.load_anchor(snapshot, count)
-        progress = await stage.books.progress() if stage.books.epoch < 0 else None
-        if progress is not None:
-            data = await stage.books.reopen(progress)
-            if data:
-                await self._ports.compute.run(lambda: stage.worker.restore(data))
-            if data and progress.epoch == epoch and directive.is_in_roster and not directive.has_committed:
-                resume = wire.Resume(epoch=epoch, num_receipts=stage.books.num_receipts, head=stage.books.head)
-                await self._ports.control.call(resume)
-                stage.bench.begin(epoch)
-                log.info("resumed", extra={"epoch": epoch, "receipts": stage.books.num_receipts})
-                return
-            if data and progress.epoch == epoch and directive.has_committed:
-                stage.upload = upload_bytes(stage.anchor, stage.worker.params())
-                stage.bench.begin(epoch)
-                return
         anchor = stage.anchor
+        if stage.prepared_epoch < 0 and await self._take_up(directive, stage, anchor):
+            return
         await self._ports.compute.run(lambda: stage.worker.load(anchor.params))
         await stage.books.open(epoch, await self._ports.compute.run(stage.worker.checkpoint))
         stage.upload = b""
         stage.bench.begin(epoch)
+        stage.prepared_epoch = epoch
         await self._ports.control.call(wire.Ready(epoch=epoch, anchor=anchor.digest))
+
+    async def _take_up(self, directive: wire.Directive, stage: "_Stage", anchor: Anchor) -> bool:
+        """Restore what an earlier process left; True when it was in this epoch and the miner is where that one was."""
+        progress = await stage.books.progress()
+        data = await stage.books.reopen(progress) if progress is not None else b""
+        if progress is None or not data:
+            return False
+        await self._ports.compute.run(lambda: stage.worker.restore(data))
+        if progress.epoch != directive.epoch or not directive.is_in_roster:
+            return False
+        if directive.has_committed:
+            stage.books.acknowledged(stage.books.num_receipts)
+            stage.upload = upload_bytes(anchor, stage.worker.params())
+        else:
+            request = wire.Resume(epoch=directive.epoch, num_receipts=stage.books.num_receipts, head=stage.books.head)
+            answer = await self._ports.control.call(request)
+            if isinstance(answer, wire.Resumed):
+                stage.books.acknowledged(answer.num_receipts)
+        stage.bench.begin(directive.epoch)
+        stage.prepared_epoch = directive.epoch
+        log.info("resumed", extra={"epoch": directive.epoch, "receipts": stage.books.num_receipts})
+        return True
 
     async def _commit(self, epoch: Epoch, stage: "_Stage") -> None:
         directive = self.directive
@@ -366,6 +376,7 @@ class _Stage:
     bench: Workbench
     posting: asyncio.Lock
     anchor: Anchor | None = None
+    prepared_epoch: int = -1
     upload: bytes = b""
     uploaded_epoch: int = -1
     plan: wire.MergePlan | None = None

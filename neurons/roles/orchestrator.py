@@ -200,7 +200,8 @@ class Orchestrator:
         member = self.state.members.get(sender)
         if member is not None and request.session and member.session != request.session:
             raise Refused("session", "another process has joined with this hotkey since; this one should stop")
-        if member is not None and not member.is_live and sender in self.state.registered:
+        is_silent = (member is not None and not member.is_live) or not self.state.auditors.get(sender, True)
+        if is_silent and sender in self.state.registered:
             self._submit(HeardFrom(at_s=self._clock.now(), hotkey=sender, is_live=True))
         deadline = self._clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
         while True:
@@ -238,7 +239,7 @@ class Orchestrator:
         return wire.UploadGrant(ref=ref, url=url)
 
     def _grant_download(self, sender: Hotkey, request: wire.RequestDownload) -> wire.Response:
-        if sender not in self.state.members and sender not in self.state.validators:
+        if sender not in self.state.members and sender not in self.state.auditors:
             raise Refused("not-joined", "only miners and validators of this run read its objects")
         prefix = f"runs/{self.state.run_id}/"
         if any(not key.startswith(prefix) or ".." in key for key in request.keys):
@@ -302,7 +303,7 @@ class Orchestrator:
         else:
             log.info("recovered", extra={"events": num_events, "epoch": self.state.epoch, "phase": self.state.phase})
         now = self._clock.now()
-        self._heard = dict.fromkeys(self.state.members, now)
+        self._heard = dict.fromkeys([*self.state.members, *self.state.auditors], now)
         self._note_roots()
         return [*segments, *machine.outstanding(self.state, self._config)]
 
@@ -444,12 +445,12 @@ class Orchestrator:
                 self._submit(RootIncluded(at_s=self._clock.now(), epoch=current.epoch, at_block=at_block))
 
     async def _watch_chain(self) -> None:
-        last: tuple[object, object] | None = (tuple(sorted(self.state.registered.items())), self.state.validators)
+        last: tuple[object, object] = (tuple(sorted(self.state.registered.items())), self.state.permits)
         while True:
             try:
                 seen = chain_seen(await self._chain.metagraph(), at_s=self._clock.now())
-                if (seen.registered, seen.validators) != last:
-                    last = (seen.registered, seen.validators)
+                if (seen.registered, seen.permits) != last:
+                    last = (seen.registered, seen.permits)
                     self._submit(seen)
             except (TransientFailure, NotFound, ProtocolViolation) as error:
                 log.warning("metagraph not read", extra={"reason": str(error)})
@@ -461,9 +462,10 @@ class Orchestrator:
             now = self._clock.now()
             if now >= machine.next_tick_s(self.state, self._config):
                 self._submit(Ticked(at_s=now))
-            for hotkey, member in self.state.members.items():
-                silent_s = now - self._heard.get(hotkey, now)
-                if member.is_live and silent_s > self._config.deadlines.silent_s:
+            live = [hotkey for hotkey, member in self.state.members.items() if member.is_live]
+            live += [hotkey for hotkey, is_live in self.state.auditors.items() if is_live]
+            for hotkey in live:
+                if now - self._heard.get(hotkey, now) > self._config.deadlines.silent_s:
                     self._submit(HeardFrom(at_s=now, hotkey=hotkey, is_live=False))
             await self._clock.sleep(RETRY_S / 4)
 

@@ -9,13 +9,13 @@ import logging
 from dataclasses import dataclass, field
 
 import msgspec
-from subnet.inference.evaluate import heldout_loss
 
 from neurons.scoring import Record, parse_discovery, scored, weighted
 from subnet import receipts, wire
 from subnet.config import RunConfig
 from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
+from subnet.inference.evaluate import heldout_loss
 from subnet.model.partition import num_elements
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
@@ -90,7 +90,20 @@ class Validator:
             group.create_task(self._replay(), name="replay")
             group.create_task(self._weigh(), name="weigh")
 
+    async def _enlist(self) -> None:
+        """Offer to audit; a permit comes with the chain's next epoch, and the orchestrator's metagraph a moment later."""
+        while True:
+            try:
+                await self._ports.control.call(wire.Enlist())
+                return
+            except (TransientFailure, Refused) as error:
+                if isinstance(error, Refused) and error.code not in ("permit", "not-registered"):
+                    raise
+                log.warning("not admitted yet", extra={"reason": str(error)})
+                await self._ports.clock.sleep(4 * RETRY_S)
+
     async def _follow(self) -> None:
+        await self._enlist()
         while True:
             known = self.directive.version if self.directive else 0
             try:
@@ -100,11 +113,6 @@ class Validator:
             except TransientFailure as error:
                 log.warning("orchestrator not reached", extra={"reason": str(error)})
                 await self._ports.clock.sleep(RETRY_S)
-                continue
-            except Refused as error:
-                # a permit comes with the chain's next epoch, and the orchestrator's metagraph a moment later
-                log.warning("not admitted yet", extra={"reason": str(error)})
-                await self._ports.clock.sleep(4 * RETRY_S)
                 continue
             if isinstance(answer, wire.Directive):
                 self.directive = answer

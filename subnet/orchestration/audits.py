@@ -63,9 +63,11 @@ def _is_drawn(turn: Turn, member: Member) -> bool:
 
 
 def _next_validator(turn: Turn, hotkey: Hotkey, beacon: str, *, asked: list[Hotkey]) -> Hotkey | None:
+    """Drawn among those not asked yet; one that is not live comes only when no other is left."""
     left = [validator for validator in turn.state.validators if validator != hotkey and validator not in asked]
     order = draws.shuffled(left, beacon, "auditor", hotkey)
-    return order[0] if order else None
+    live = [validator for validator in order if turn.state.auditors[validator]]
+    return next(iter([*live, *order]), None)
 
 
 def answer_challenge(turn: Turn, sender: Hotkey, request: wire.AnswerChallenge) -> wire.Response:
@@ -200,8 +202,9 @@ def forget_old_cases(turn: Turn) -> None:
 
 def draw_evaluator(turn: Turn, epoch: Epoch, beacon: str) -> None:
     """One validator, drawn, measures the held-out loss of a published epoch."""
-    if turn.state.validators:
-        validator = draws.chosen(turn.state.validators, 1, beacon, "evaluator", epoch)[0]
+    live = [validator for validator in turn.state.validators if turn.state.auditors[validator]]
+    if live:
+        validator = draws.chosen(live, 1, beacon, "evaluator", epoch)[0]
         turn.state.evaluations[epoch] = Evaluation(validator=validator, snapshots=turn.state.snapshots)
 
 

@@ -42,7 +42,7 @@ class ChainSeen(Event, frozen=True):
     """The subnet's registrations changed: registered hotkeys with their registration block, and permit holders, sorted."""
 
     registered: tuple[tuple[Hotkey, int], ...]
-    validators: tuple[Hotkey, ...]
+    permits: tuple[Hotkey, ...]
 
 
 class HeardFrom(Event, frozen=True):
@@ -102,12 +102,12 @@ def decode_event(data: bytes) -> AnyEvent:
 
 
 def chain_seen(metagraph: Metagraph, *, at_s: float) -> ChainSeen:
-    """What the machine needs of a metagraph; the owner's key neither mines nor validates."""
+    """What the machine needs of a metagraph."""
     neurons = sorted(metagraph.neurons, key=lambda neuron: neuron.hotkey)
     return ChainSeen(
         at_s=at_s,
         registered=tuple((neuron.hotkey, neuron.registered_at_block) for neuron in neurons),
-        validators=tuple(neuron.hotkey for neuron in neurons if neuron.validator_permit),
+        permits=tuple(neuron.hotkey for neuron in neurons if neuron.validator_permit),
     )
 
 

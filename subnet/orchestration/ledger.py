@@ -42,6 +42,12 @@ class Assigned(Fact, frozen=True):
     first_epoch: Epoch
 
 
+class Enlisted(Fact, frozen=True):
+    """A permit holder audits from now on."""
+
+    validator: Hotkey
+
+
 class EpochStarted(Fact, frozen=True):
     """Pathways of the epoch are drawn from `beacon` over `roster`, one tuple of hotkeys for each stage."""
 
@@ -214,9 +220,10 @@ class ScoresPosted(Fact, frozen=True):
 
 
 AnyFact = (
-    RunCreated | Assigned | EpochStarted | Leased | Credited | LossRecorded | SampleDropped | Voided | Committed | RootCommitted
-    | BeaconSeen | UploadAccepted | ShardMerged | EpochPublished | Challenged | Answered | Absent | VerdictRecorded
-    | CaseClosed | Evaluated | ScoresPosted
+    RunCreated | Assigned | Enlisted | EpochStarted
+    | Leased | Credited | LossRecorded | SampleDropped | Voided
+    | Committed | RootCommitted | BeaconSeen | UploadAccepted | ShardMerged | EpochPublished
+    | Challenged | Answered | Absent | VerdictRecorded | CaseClosed | Evaluated | ScoresPosted
 )  # fmt: skip
 
 

@@ -146,6 +146,7 @@ def _handle(turn: Turn, sender: Hotkey, request: wire.Request) -> wire.Response:
 
 _HANDLERS: dict[type, Callable[[Turn, Hotkey, Any], wire.Response]] = {
     wire.Join: membership.join,
+    wire.Enlist: membership.enlist,
     wire.Ready: membership.ready,
     wire.Leave: membership.leave,
     wire.Resume: work.resume,

@@ -3,7 +3,7 @@
 from subnet import wire
 from subnet.errors import Refused
 from subnet.orchestration.events import ChainSeen, HeardFrom, Wake
-from subnet.orchestration.ledger import Assigned
+from subnet.orchestration.ledger import Assigned, Enlisted
 from subnet.orchestration.state import Member, Turn
 from subnet.types import Epoch, Hotkey, Phase, StageIndex
 
@@ -38,18 +38,23 @@ def join(turn: Turn, sender: Hotkey, request: wire.Join) -> wire.Response:
 
 def _check_may_join(turn: Turn, sender: Hotkey, request: wire.Join) -> None:
     state, modes = turn.state, turn.config.training.modes
-    if request.protocol_version != wire.PROTOCOL_VERSION:
-        older = "your node" if request.protocol_version < wire.PROTOCOL_VERSION else "this run's orchestrator"
-        raise Refused(
-            "protocol-version",
-            f"protocol {request.protocol_version} here, {wire.PROTOCOL_VERSION} at the orchestrator: update {older}",
-        )
+    check_protocol(request.protocol_version)
+    if sender in state.auditors:
+        raise Refused("role", f"{sender} is a validator of this run; a key has one role")
     if sender not in state.registered:
         raise Refused(
             "not-registered", f"{sender} is not registered on the subnet: btcli subnet register, then start again"
         )
     if request.mode not in modes:
         raise Refused("mode", f"numeric mode {request.mode} is not allowed; start with one of {', '.join(modes)}")
+
+
+def check_protocol(version: int) -> None:
+    """Refuse another protocol version, saying which side to update."""
+    if version != wire.PROTOCOL_VERSION:
+        older = "your node" if version < wire.PROTOCOL_VERSION else "this run's orchestrator"
+        reason = f"protocol {version} here, {wire.PROTOCOL_VERSION} at the orchestrator: update {older}"
+        raise Refused("protocol-version", reason)
 
 
 def _new_member(turn: Turn, sender: Hotkey, request: wire.Join) -> Member:
@@ -78,6 +83,23 @@ def _rejoin(turn: Turn, member: Member, request: wire.Join) -> None:
         member.first_epoch = turn.state.epoch if turn.state.phase in WAITING else Epoch(turn.state.epoch + 1)
 
 
+def enlist(turn: Turn, sender: Hotkey, request: wire.Enlist) -> wire.Response:
+    """Take a validator on. Raises Refused without a permit, or when the key mines in this run."""
+    state = turn.state
+    check_protocol(request.protocol_version)
+    if sender not in state.permits:
+        raise Refused(
+            "permit", f"{sender} holds no validator permit; it comes with enough stake, at the chain's next epoch"
+        )
+    if sender in state.members:
+        raise Refused("role", f"{sender} is a miner of this run; a key has one role")
+    if sender not in state.auditors:
+        turn.record(Enlisted(validator=sender))
+    state.auditors[sender] = True
+    turn.ask(Wake())
+    return wire.Done()
+
+
 def ready(turn: Turn, sender: Hotkey, request: wire.Ready) -> wire.Response:
     """A miner holds the params the epoch starts from. Raises Refused when they are not those."""
     state = turn.state
@@ -103,7 +125,10 @@ def leave(turn: Turn, sender: Hotkey, request: wire.Leave) -> wire.Response:
 
 def heard_from(turn: Turn, event: HeardFrom) -> None:
     """A silent miner is routed around, never deregistered; one that is back takes part again."""
-    member = turn.state.members.get(event.hotkey)
+    state = turn.state
+    if event.hotkey in state.auditors:
+        state.auditors[event.hotkey] = event.is_live
+    member = state.members.get(event.hotkey)
     if member is not None and member.is_live != event.is_live:
         member.is_live = event.is_live
         turn.ask(Wake())
@@ -117,7 +142,7 @@ def chain_seen(turn: Turn, event: ChainSeen) -> None:
         if registered.get(hotkey) != state.registered.get(hotkey):
             state.members[hotkey].is_live = False
     state.registered = registered
-    state.validators = event.validators
+    state.permits = event.permits
     turn.ask(Wake())
 
 

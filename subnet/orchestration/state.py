@@ -143,7 +143,9 @@ class State:
     now_s: float = 0.0
     members: dict[Hotkey, Member] = field(default_factory=dict)
     registered: dict[Hotkey, int] = field(default_factory=dict)
-    validators: tuple[Hotkey, ...] = ()
+    permits: tuple[Hotkey, ...] = ()
+    auditors: dict[Hotkey, bool] = field(default_factory=dict)
+    """Validators that enlisted, and whether each is live."""
     current: EpochState = field(default_factory=lambda: EpochState(epoch=Epoch(0)))
     previous: EpochState | None = None
     cases: dict[tuple[Epoch, Hotkey], Case] = field(default_factory=dict)
@@ -157,6 +159,11 @@ class State:
     def epoch(self) -> Epoch:
         """The epoch being worked on."""
         return self.current.epoch
+
+    @property
+    def validators(self) -> tuple[Hotkey, ...]:
+        """Enlisted validators that hold a permit, sorted."""
+        return tuple(sorted(hotkey for hotkey in self.auditors if hotkey in self.permits))
 
     def live_members(self, stage: int) -> list[Hotkey]:
         """Live miners of a stage that are not banned, sorted."""

@@ -19,10 +19,10 @@ def directive(state: State, hotkey: Hotkey) -> wire.Directive:
         raise Refused("not-registered", f"{hotkey} is not registered on the subnet")
     if member is not None:
         view = _for_miner(state, member)
-    elif hotkey in state.validators:
+    elif hotkey in state.auditors:
         view = _for_validator(state, hotkey)
     else:
-        raise Refused("not-joined", "a miner joins first; a validator needs a permit, which comes with enough stake")
+        raise Refused("not-joined", "join as a miner, or enlist as a validator, first")
     version = int(digest(wire.encode(view))[:12], 16)
     return msgspec.structs.replace(view, version=version)
 

@@ -258,16 +258,17 @@ def resume(turn: Turn, sender: Hotkey, request: wire.Resume) -> wire.Response:
     work = current.work.get(sender)
     first = receipts.first_head(turn.state.run_id, current.epoch, sender)
     heads = [first, *(work.heads if work else ())]
-    if not 0 <= request.num_receipts < len(heads) or heads[request.num_receipts] != request.head:
+    num_recorded = min(request.num_receipts, len(heads) - 1)
+    if request.num_receipts < 0 or (num_recorded == request.num_receipts and heads[num_recorded] != request.head):
         raise Refused(
-            "chain", f"no chain of {request.num_receipts} receipts with that head is recorded: load the snapshot again"
+            "chain", f"the first {num_recorded} receipts are recorded under another head: load the snapshot again"
         )
     if work is not None:
-        _cut(turn, sender, work, request.num_receipts)
-        work.head = request.head
+        _cut(turn, sender, work, num_recorded)
+        work.head = heads[num_recorded]
     member.ready_epoch = current.epoch
     turn.ask(Wake())
-    return wire.Done()
+    return wire.Resumed(num_receipts=num_recorded)
 
 
 def _cut(turn: Turn, sender: Hotkey, work: Work, num_receipts: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from subnet import yuma
-from subnet.devnet import epoch
+from subnet.devnet import schedule
 from subnet.devnet.context import Storage
 from subnet.devnet.hyperparameters import HYPERPARAMETERS
 from subnet.devnet.pallets import balances, staking
@@ -85,7 +85,7 @@ def _metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
         "name": _text(_name(storage, netuid)),
         "symbol": _text(_SYMBOL),
         "block": storage.read("System", "Number"),
-        "activity_cutoff": epoch.activity_cutoff(storage, netuid),
+        "activity_cutoff": schedule.activity_cutoff(storage, netuid),
         "alpha_in": storage.get("SubnetTAO", netuid),
         "alpha_out_emission": yuma.ALPHA_PER_BLOCK,
         "pending_alpha_emission": storage.get("PendingServerEmission", netuid)
@@ -158,7 +158,7 @@ def _hyperparameters(storage: Storage, netuid: int) -> list[dict[str, Any]] | No
     entries = [
         {"name": knob.name.encode(), "value": {knob.tag: storage.get(knob.item, netuid)}} for knob in HYPERPARAMETERS
     ]
-    cutoff = {"name": b"activity_cutoff", "value": {"U64": epoch.activity_cutoff(storage, netuid)}}
+    cutoff = {"name": b"activity_cutoff", "value": {"U64": schedule.activity_cutoff(storage, netuid)}}
     return [*entries, cutoff]
 
 
@@ -231,7 +231,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "SubnetInfoRuntimeApi_get_dynamic_info": _dynamic_info,
     "SubnetInfoRuntimeApi_get_mechagraph": _mechagraph,
     "SubnetInfoRuntimeApi_get_metagraph": _metagraph,
-    "SubnetInfoRuntimeApi_get_next_epoch_start_block": epoch.next_epoch_block,
+    "SubnetInfoRuntimeApi_get_next_epoch_start_block": schedule.next_epoch_block,
     "SubnetInfoRuntimeApi_get_subnet_hyperparams_v3": _hyperparameters,
     "SwapRuntimeApi_current_alpha_price": _price,
     "SwapRuntimeApi_current_alpha_price_all": _all_prices,

@@ -14,6 +14,11 @@ class DispatchFailure(Exception):
         self.pallet = pallet
         self.name = name
 
+    @classmethod
+    def bad_origin(cls) -> "DispatchFailure":
+        """The caller may not make this call at all; no pallet's error."""
+        return cls("BadOrigin", pallet="")
+
 
 class Storage:
     """Typed reads of one state."""

@@ -3,27 +3,11 @@
 import numpy as np
 
 from subnet import yuma
+from subnet.devnet import schedule
 from subnet.devnet.context import Context, Storage
-from subnet.devnet.pallets import staking
+from subnet.devnet.pallets import commit_reveal, staking
 
 U16_MAX = 65_535
-_MILLI = 1_000
-
-
-def next_epoch_block(storage: Storage, netuid: int) -> int | None:
-    """The block at which the subnet's next epoch runs: stored schedule, not a modulo; None with tempo 0."""
-    tempo = storage.get("Tempo", netuid)
-    if tempo == 0:
-        return None
-    scheduled = int(storage.get("LastEpochBlock", netuid) + tempo)
-    triggered = storage.get("PendingEpochAt", netuid)
-    return min(scheduled, triggered) if triggered else scheduled
-
-
-def activity_cutoff(storage: Storage, netuid: int) -> int:
-    """Blocks without weights after which a validator no longer counts."""
-    by_tempo = storage.get("ActivityCutoffFactorMilli", netuid) * storage.get("Tempo", netuid) // _MILLI
-    return max(int(storage.get("MinActivityCutoff")), int(by_tempo))
 
 
 def accrue(ctx: Context, netuid: int) -> None:
@@ -57,7 +41,7 @@ def consensus_input(storage: Storage, netuid: int, *, block: int) -> yuma.YumaIn
     hotkeys = [storage.get("Keys", netuid, uid) for uid in range(num_neurons)]
     registered = [storage.get("BlockAtRegistration", netuid, uid) for uid in range(num_neurons)]
     last_update = storage.column("LastUpdate", netuid)
-    cutoff = activity_cutoff(storage, netuid)
+    cutoff = schedule.activity_cutoff(storage, netuid)
     weights = np.zeros((num_neurons, num_neurons))
     bonds = np.zeros((num_neurons, num_neurons))
     for uid in range(num_neurons):
@@ -162,6 +146,9 @@ def begin_block(ctx: Context, netuid: int) -> None:
     """A subnet's work at the start of every block."""
     accrue(ctx, netuid)
     ctx.put("BlocksSinceLastStep", ctx.get("BlocksSinceLastStep", netuid) + 1, netuid)
-    due = next_epoch_block(ctx, netuid)
-    if due is not None and ctx.block >= due:
+    due = schedule.next_epoch_block(ctx, netuid)
+    is_due = due is not None and ctx.block >= due
+    if ctx.get("CommitRevealWeightsEnabled", netuid):
+        commit_reveal.reveal_due(ctx, netuid, epoch=ctx.get("SubnetEpochIndex", netuid) + is_due)
+    if is_due:
         run_epoch(ctx, netuid)

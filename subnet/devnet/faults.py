@@ -6,6 +6,7 @@ from typing import Any
 
 from subnet.devnet.chain import Chain
 from subnet.devnet.context import Context
+from subnet.devnet.pallets import commit_reveal
 from subnet.devnet.rpc import RpcError
 
 
@@ -47,6 +48,7 @@ class FaultCommands:
             "devnet_reorg": lambda params: self._undo(int(params[0])),
             "devnet_upgrade": lambda params: self._chain.upgrade(),
             "devnet_setStorage": self._set_storage,
+            "devnet_drandPulse": self._drand_pulse,
         }
 
     def _stall(self, params: Sequence[Any]) -> bool:
@@ -85,4 +87,11 @@ class FaultCommands:
 
         self._chain.codec.key(pallet, item, *keys)
         self._chain.as_root(change)
+        return True
+
+    def _drand_pulse(self, params: Sequence[Any]) -> bool:
+        """Give the chain a pulse of the beacon in the next block: round, signature (hex)."""
+        drand_round, signature = int(params[0]), str(params[1]).removeprefix("0x")
+        bytes.fromhex(signature)
+        self._chain.as_root(lambda ctx: commit_reveal.add_pulse(ctx, drand_round, signature))
         return True

@@ -19,7 +19,8 @@ FILE_NAME = "chain.log"
 OTHER_CHAIN_EXIT_CODE = 73
 _CHECKSUM_BYTES = 8
 _LENGTH_BYTES = 4
-_COMPACT_ABOVE_BYTES = 64 << 20
+COMPACT_ABOVE_BYTES = 64 << 20
+"""Size at which the file is rewritten as the state and the newest block."""
 
 
 class _BlockRecord(msgspec.Struct, frozen=True, tag="block", array_like=True):
@@ -73,7 +74,7 @@ class Journal:
 
     def block(self, chain: Chain, block: Block) -> None:
         """Keep one more block; a file that has grown large is rewritten from the state."""
-        if self._file is not None and self._file.tell() > _COMPACT_ABOVE_BYTES:
+        if self._file is not None and self._file.tell() > COMPACT_ABOVE_BYTES:
             self._compact(chain)
         else:
             self._append(_record(block))

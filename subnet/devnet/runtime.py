@@ -7,19 +7,34 @@ from subnet.devnet import epoch
 from subnet.devnet.codec import NO_ACCOUNT, Call, Codec
 from subnet.devnet.context import Context, DispatchFailure, Storage
 from subnet.devnet.extrinsics import Extrinsic, invalid
-from subnet.devnet.pallets import balances, commitments, registration, serving, shield, staking, subnets, weights
+from subnet.devnet.pallets import (
+    admin,
+    balances,
+    commit_reveal,
+    commitments,
+    registration,
+    serving,
+    shield,
+    staking,
+    subnets,
+    swap,
+    weights,
+)
 from subnet.devnet.scale import vector
 
 Handler = Callable[[Context, str, Mapping[str, Any]], None]
 
 CALLS: Mapping[tuple[str, str], Handler] = {
+    **admin.CALLS,
     **balances.CALLS,
+    **commit_reveal.CALLS,
     **commitments.CALLS,
     **registration.CALLS,
     **serving.CALLS,
     **shield.CALLS,
     **staking.CALLS,
     **subnets.CALLS,
+    **swap.CALLS,
     **weights.CALLS,
 }
 """Every call the node carries out; the others are filtered, as a runtime may filter calls."""
@@ -84,15 +99,21 @@ def apply_extrinsic(ctx: Context, extrinsic: Extrinsic, *, index: int) -> None:
     except DispatchFailure as failure:
         ctx.state.rollback()
         del ctx.events[num_events:]
-        pallet, error = ctx.codec.error_index(failure.pallet, failure.name)
-        module = {"Module": {"index": pallet, "error": f"0x{error:02x}000000"}}
-        outcome = ("ExtrinsicFailed", {"dispatch_error": module, "dispatch_info": info})
+        outcome = ("ExtrinsicFailed", {"dispatch_error": _dispatch_error(ctx, failure), "dispatch_info": info})
     else:
         ctx.state.commit()
     paid = {"who": payer, "actual_fee": fee, "tip": extrinsic.tip}
     ctx.emit("TransactionPayment", "TransactionFeePaid", paid)
     ctx.emit("System", *outcome)
     ctx.extrinsic = None
+
+
+def _dispatch_error(ctx: Context, failure: DispatchFailure) -> Any:
+    """A refusal as events show it: a pallet's error by its indices, the others by name."""
+    if not failure.pallet:
+        return failure.name
+    pallet, error = ctx.codec.error_index(failure.pallet, failure.name)
+    return {"Module": {"index": pallet, "error": f"0x{error:02x}000000"}}
 
 
 def _dispatch(ctx: Context, extrinsic: Extrinsic) -> None:

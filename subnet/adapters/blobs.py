@@ -5,7 +5,6 @@ An object's key is made by the orchestrator and an object never changes, so a re
 
 import asyncio
 import os
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +20,7 @@ from subnet.adapters.grants import Grant, check_grant, check_range, check_upload
 from subnet.adapters.http_client import NETWORK_ERRORS, read_response, say
 from subnet.adapters.listener import Listener
 from subnet.adapters.rates import transfer_limit_s
-from subnet.adapters.system import TEMPORARY, check_name, publish, write_atomically
+from subnet.adapters.system import check_name, publish, remove_left_overs, temporary_beside, write_atomically
 from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.ports import Clock
 from subnet.types import BlobRef, Digest
@@ -32,16 +31,18 @@ _RETRYABLE = frozenset({408, 425, 429})
 
 
 class DirectoryBlobStore:
-    """Objects as files below one directory (ports.BlobStore); miners reach them by signed URLs of `mount_on`'s routes."""
+    """Objects as files below one directory (ports.BlobStore).
+
+    Miners reach them by signed URLs below `base_url`, which is where the routes of `mount_on` are seen from outside.
+    """
 
     def __init__(self, root: Path, base_url: str, *, secret: bytes, clock: Clock) -> None:
         self._root = root
-        self._base_url = base_url.rstrip("/") + routes.BLOBS.rstrip("/")
+        self._base_url = base_url.rstrip("/")
         self._secret = secret
         self._clock = clock
         root.mkdir(parents=True, exist_ok=True)
-        for left_over in root.rglob(f"{TEMPORARY}*"):
-            left_over.unlink(missing_ok=True)
+        remove_left_overs(root)
 
     async def put(self, key: str, data: bytes) -> None:
         """Store atomically. Raises TransientFailure."""
@@ -98,7 +99,7 @@ class DirectoryBlobStore:
         if request.content_length != grant.size_bytes:
             raise Refused("wrong_size", f"Content-Length {request.content_length}, granted were {grant.size_bytes}")
         path = self._path(grant.key)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+        temporary = temporary_beside(path)
         try:
             await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
             try:

@@ -115,18 +115,3 @@ def _known(error: Exception) -> Exception:
 def say(error: BaseException) -> str:
     """`error` in words; some of the network's have none."""
     return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-
-
-async def get_public(session: aiohttp.ClientSession, url: str, *, limit_bytes: int, timeout_s: float = 30.0) -> bytes:
-    """Bytes of a public route. Raises NotFound, TransientFailure, ProtocolViolation."""
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            session.get(yarl.URL(url, encoded=True), allow_redirects=False) as response,
-        ):
-            body = await read_response(response, limit_bytes=limit_bytes)
-    except NETWORK_ERRORS as error:
-        raise TransientFailure(f"no answer from {url}: {say(error)}") from error
-    if response.status != 200:
-        raise routes.error_of(response.status, body)
-    return body

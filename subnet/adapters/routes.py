@@ -21,9 +21,7 @@ PROTOCOL_HEADER = "X-Strata-Protocol"
 MESSAGES: frozenset[str] = frozenset(kind.__name__ for kind in get_args(wire.Request))
 """Names of the control routes: exactly the kinds of wire.Request."""
 
-FORBIDDEN_CODES = frozenset(
-    {"forbidden", "not_registered", "not_permitted", "no_permit", "banned", "bad_grant", "grant_expired"}
-)
+FORBIDDEN_CODES = frozenset({"banned", "permit", "role", "roster", "bad_grant", "grant_expired"})
 """Refusals that depend on who asks rather than on what: HTTP 403, all other refusals 409."""
 
 Answerable = ProtocolViolation | Refused | NotFound | TransientFailure

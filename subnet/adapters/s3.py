@@ -6,6 +6,7 @@ of the key, and whoever reads an object checks it.
 
 import hashlib
 import hmac
+import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -18,7 +19,7 @@ from obstore.store import S3Store
 
 from subnet.adapters.grants import check_range
 from subnet.adapters.system import check_name
-from subnet.errors import NotFound, TransientFailure
+from subnet.errors import InvalidConfig, NotFound, TransientFailure
 from subnet.ports import Clock
 from subnet.types import BlobRef, Record
 
@@ -35,6 +36,34 @@ class Bucket(Record, frozen=True):
     access_key: str
     secret_key: str
     region: str = "us-east-1"
+    prefix: str = ""
+    """Put before every key, with a slash between."""
+
+    def path_of(self, key: str) -> str:
+        """Where `key` lies in the bucket."""
+        return f"{self.prefix}/{check_name(key)}" if self.prefix else check_name(key)
+
+    @classmethod
+    def from_url(cls, url: str, environment: Mapping[str, str]) -> "Bucket":
+        """`s3://BUCKET/PREFIX` with the variables that all S3 tools read: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...
+
+        Raises InvalidConfig naming what is missing.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise InvalidConfig(f"the blob URL must be s3://BUCKET/PREFIX, got {url!r}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            if not environment.get(name):
+                raise InvalidConfig(f"set {name}: the bucket {parts.netloc} needs a key, and keys stay out of URLs")
+        region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+        return cls(
+            endpoint=environment.get("AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com",
+            name=parts.netloc,
+            access_key=environment["AWS_ACCESS_KEY_ID"],
+            secret_key=environment["AWS_SECRET_ACCESS_KEY"],
+            region=region,
+            prefix=parts.path.strip("/"),
+        )
 
 
 class S3BlobStore:
@@ -54,10 +83,15 @@ class S3BlobStore:
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
         )
 
+    @classmethod
+    def from_url(cls, url: str, *, clock: Clock) -> "S3BlobStore":
+        """The bucket of `s3://BUCKET/PREFIX`, its endpoint and key from the AWS variables of this process."""
+        return cls(Bucket.from_url(url, os.environ), clock=clock)
+
     async def put(self, key: str, data: bytes) -> None:
         """Store atomically. Raises TransientFailure."""
         try:
-            await obstore.put_async(self._store, check_name(key), data)
+            await obstore.put_async(self._store, self._bucket.path_of(key), data)
         except BaseError as error:
             raise TransientFailure(f"cannot store {key}: {error}") from error
 
@@ -71,7 +105,7 @@ class S3BlobStore:
         if end == start:
             return b""
         try:
-            return bytes(await obstore.get_range_async(self._store, key, start=start, end=end))
+            return bytes(await obstore.get_range_async(self._store, self._bucket.path_of(key), start=start, end=end))
         except (NotFoundError, FileNotFoundError) as error:
             raise NotFound(f"no object {key}") from error
         except BaseError as error:
@@ -80,7 +114,7 @@ class S3BlobStore:
     async def size(self, key: str) -> int | None:
         """Size in bytes, or None when there is no such object."""
         try:
-            return int((await obstore.head_async(self._store, check_name(key)))["size"])
+            return int((await obstore.head_async(self._store, self._bucket.path_of(key)))["size"])
         except (NotFoundError, FileNotFoundError):
             return None
         except BaseError as error:
@@ -89,7 +123,7 @@ class S3BlobStore:
     async def delete(self, key: str) -> None:
         """Remove; a key that is not there is no error."""
         try:
-            await obstore.delete_async(self._store, check_name(key))
+            await obstore.delete_async(self._store, self._bucket.path_of(key))
         except (NotFoundError, FileNotFoundError):
             return
         except BaseError as error:
@@ -109,7 +143,6 @@ def presign(
     bucket: Bucket, method: str, key: str, *, now: float, expires_at_s: float, headers: Mapping[str, str]
 ) -> str:
     """URL by Signature Version 4 that is good for `method` on `key` with exactly these (lower-case) headers."""
-    check_name(key)
     endpoint = urlsplit(bucket.endpoint)
     at = datetime.fromtimestamp(now, UTC)
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
@@ -124,7 +157,7 @@ def presign(
         "X-Amz-SignedHeaders": names,
     }
     query = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in sorted(fields.items()))
-    path = quote(f"{endpoint.path}/{bucket.name}/{key}")
+    path = quote(f"{endpoint.path}/{bucket.name}/{bucket.path_of(key)}")
     lines = "".join(f"{name}:{signed[name]}\n" for name in sorted(signed))
     request = "\n".join((method, path, query, lines, names, "UNSIGNED-PAYLOAD"))
     to_sign = "\n".join((_ALGORITHM, stamp, scope, hashlib.sha256(request.encode()).hexdigest()))

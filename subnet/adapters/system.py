@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,7 @@ T = TypeVar("T")
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NAME_LIMIT = 512
-TEMPORARY = ".tmp-"
-"""How names of half-written files begin."""
+_TEMPORARY = ".tmp-"
 
 
 def check_name(name: str) -> str:
@@ -28,7 +28,7 @@ def check_name(name: str) -> str:
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path` so that a reader, or a machine that loses power, sees nothing or all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{time.monotonic_ns()}-{path.name}"[:250])
+    temporary = temporary_beside(path)
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -49,9 +49,32 @@ def publish(temporary: Path, path: Path) -> None:
         os.close(directory)
 
 
+def temporary_beside(path: Path) -> Path:
+    """A name for the half-written form of `path`, which tells the writing process."""
+    return path.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}")
+
+
 def is_temporary(path: Path) -> bool:
-    """Whether `path` is a half-written file that a killed process left."""
-    return path.name.startswith(TEMPORARY)
+    """Whether `path` is a half-written file."""
+    return path.name.startswith(_TEMPORARY)
+
+
+def remove_left_overs(root: Path) -> None:
+    """Remove the half-written files below `root` of processes that were killed; those of living ones are still needed."""
+    for path in root.rglob(f"{_TEMPORARY}*"):
+        writer = path.name.removeprefix(_TEMPORARY).split("-")[0]
+        if not writer.isdecimal() or not _is_alive(int(writer)):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 class SystemClock:
@@ -87,8 +110,7 @@ class DirectoryDisk:
     def __init__(self, path: Path) -> None:
         self._root = path
         path.mkdir(parents=True, exist_ok=True)
-        for left_over in path.rglob(f"{TEMPORARY}*"):
-            left_over.unlink(missing_ok=True)
+        remove_left_overs(path)
 
     async def write(self, name: str, data: bytes) -> None:
         """Write atomically: temporary file, flush, rename."""

@@ -14,7 +14,7 @@ from subnet.adapters.listener import Listener
 from subnet.adapters.memory import ManualClock, MemoryBlobs, MemoryBlobStore
 from subnet.adapters.s3 import Bucket, S3BlobStore
 from subnet.adapters.system import SystemClock
-from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import InvalidConfig, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
 from subnet.ports import Blobs, BlobStore
 from subnet.types import BlobRef
@@ -44,7 +44,7 @@ async def _memory() -> AsyncIterator[Stores]:
 async def _directory(root: Path) -> AsyncIterator[Stores]:
     listener = Listener()
     await listener.start("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.port}"
+    url = f"http://127.0.0.1:{listener.port}/v1/blobs"
     store = DirectoryBlobStore(root, url, secret=b"s" * 32, clock=CLOCK)
     store.mount_on(listener)
     async with open_session() as session:
@@ -195,3 +195,19 @@ async def test_keys_that_lead_elsewhere_are_errors_of_the_caller(opened: Opener,
             await stores.owner.put(key, b"")
         with pytest.raises(ValueError, match="is not a name"):
             stores.owner.upload_url(BlobRef(key=key, digest=digest(b""), size_bytes=0), expires_at_s=soon())
+
+
+def test_a_bucket_is_named_by_its_url_and_the_variables_of_s3_tools() -> None:
+    key = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
+    bucket = Bucket.from_url("s3://models/run/a/", key | {"AWS_REGION": "eu-west-1"})
+    assert (bucket.endpoint, bucket.name) == ("https://s3.eu-west-1.amazonaws.com", "models")
+    assert bucket.path_of("k") == "run/a/k"
+    assert Bucket.from_url("s3://m", key | {"AWS_ENDPOINT_URL": "http://x:1"}).endpoint == "http://x:1"
+    assert Bucket.from_url("s3://m", key).path_of("k") == "k"
+    for url, environment, reason in (
+        ("http://m", key, "s3://BUCKET"),
+        ("s3://", key, "s3://BUCKET"),
+        ("s3://m", {}, "AWS_ACC"),
+    ):
+        with pytest.raises(InvalidConfig, match=reason):
+            Bucket.from_url(url, environment)

@@ -1,6 +1,8 @@
 """Contracts of Clock, Compute and Disk on memory and on the machine."""
 
 import asyncio
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +84,21 @@ async def test_disk_refuses_names_that_lead_elsewhere(disk: Disk, name: str) -> 
             await call
 
 
-async def test_half_written_files_are_no_files_and_go_at_the_next_start(tmp_path: Path) -> None:
-    await DirectoryDisk(tmp_path).write("kept", b"1")
-    (tmp_path / ".tmp-123-checkpoint").write_bytes(b"half")
-    assert await DirectoryDisk(tmp_path).names() == ["kept"]
-    assert not (tmp_path / ".tmp-123-checkpoint").exists()
+def dead_pid() -> int:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return ended.pid
+
+
+def left_overs(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob(".*")}
+
+
+async def test_half_written_files_are_no_files_and_go_once_their_writer_is_dead(tmp_path: Path) -> None:
+    names = [f".tmp-{pid}-0123" for pid in (dead_pid(), os.getpid(), 1, "x", "9" * 40)]
+    for name in names:
+        (tmp_path / name).write_bytes(b"half")
+    disk = DirectoryDisk(tmp_path)
+    await disk.write("kept", b"1")
+    assert await disk.names() == ["kept"]
+    assert left_overs(tmp_path) == set(names[1:3])

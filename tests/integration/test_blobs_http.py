@@ -29,7 +29,7 @@ REF = BlobRef(key="run/0/shard/x", digest=digest(DATA), size_bytes=len(DATA))
 async def serving(root: Path) -> AsyncIterator[tuple[DirectoryBlobStore, aiohttp.ClientSession, Listener]]:
     listener = Listener()
     await listener.start("127.0.0.1", 0)
-    store = DirectoryBlobStore(root, f"http://127.0.0.1:{listener.port}", secret=b"s" * 32, clock=CLOCK)
+    store = DirectoryBlobStore(root, f"http://127.0.0.1:{listener.port}/v1/blobs", secret=b"s" * 32, clock=CLOCK)
     store.mount_on(listener)
     async with open_session() as session:
         yield store, session, listener

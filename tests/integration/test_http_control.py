@@ -6,6 +6,7 @@ import errno
 import io
 from collections.abc import AsyncIterator
 
+import aiohttp
 import msgspec
 import pytest
 import yarl
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from subnet import wire
 from subnet.adapters import routes
 from subnet.adapters.auth import KeypairSigner, RequestSigner
-from subnet.adapters.http_client import HttpControl, get_public, open_session
+from subnet.adapters.blobs import HttpBlobs
+from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control, mount_public, mount_status
 from subnet.adapters.listener import Listener, ListenLimits
 from subnet.adapters.memory import MemoryStateStore
@@ -45,6 +47,10 @@ class Orchestrator:
 
     async def read(self, name: str) -> bytes | None:
         return {"run.json": b"{}", "segments/0": b"\0\1"}.get(name)
+
+
+async def get(session: aiohttp.ClientSession, url: str, *, limit_bytes: int) -> bytes:
+    return await HttpBlobs(session).get(url, limit_bytes=limit_bytes)
 
 
 @contextlib.asynccontextmanager
@@ -88,7 +94,7 @@ async def test_long_polls_wait_while_other_requests_pass() -> None:
     ("raised", "expected"),
     [
         (Refused("phase_over", "too late"), Refused),
-        (Refused("not_registered", "register first"), Refused),
+        (Refused("banned", "register first"), Refused),
         (ProtocolViolation("nonsense"), ProtocolViolation),
         (NotFound("no epoch 7"), Refused),
     ],
@@ -161,15 +167,15 @@ async def test_what_no_handler_may_raise_reaches_the_owner_of_the_listener() -> 
 
 async def test_public_routes_need_no_key() -> None:
     async with serving() as (_, _, url), open_session() as session:
-        assert await get_public(session, url + "/v1/public/segments/0", limit_bytes=10) == b"\0\1"
-        health = msgspec.json.decode(await get_public(session, url + "/health", limit_bytes=1000))
+        assert await get(session, url + "/v1/public/segments/0", limit_bytes=10) == b"\0\1"
+        health = msgspec.json.decode(await get(session, url + "/health", limit_bytes=1000))
         assert health == {"status": "ok", "protocol_version": wire.PROTOCOL_VERSION, "role": "orchestrator"}
-        assert await get_public(session, url + "/metrics", limit_bytes=1000) == b"strata_up 1\n"
+        assert await get(session, url + "/metrics", limit_bytes=1000) == b"strata_up 1\n"
         with pytest.raises(ProtocolViolation, match="limit 1"):
-            await get_public(session, url + "/v1/public/segments/0", limit_bytes=1)
+            await get(session, url + "/v1/public/segments/0", limit_bytes=1)
         for name in ("nothing", "../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd", "", "a%00b"):
             with pytest.raises(NotFound):
-                await get_public(session, url + "/v1/public/" + name, limit_bytes=1000)
+                await get(session, url + "/v1/public/" + name, limit_bytes=1000)
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------------
@@ -317,6 +323,6 @@ async def test_rates_are_limited_by_hotkey_and_by_address() -> None:
         open_session() as session,
     ):
         for _ in range(2):
-            await get_public(session, url + "/health", limit_bytes=1000)
-        with pytest.raises(Backpressure, match="address"):
-            await get_public(session, url + "/health", limit_bytes=1000)
+            await get(session, url + "/health", limit_bytes=1000)
+        with pytest.raises(TransientFailure, match="address"):
+            await get(session, url + "/health", limit_bytes=1000)

@@ -2,7 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from subnet.adapters.http_client import get_public, open_session
+from subnet.adapters.blobs import HttpBlobs
+from subnet.adapters.http_client import open_session
 from subnet.adapters.http_server import mount_status
 from subnet.adapters.listener import Listener
 from subnet.adapters.metrics import MinerMetrics, OrchestratorMetrics, ValidatorMetrics, new_registry, renderer
@@ -26,7 +27,7 @@ async def test_a_scrape_shows_every_role_in_names_with_a_prefix() -> None:
     mount_status(listener, health=dict, metrics=renderer(registry))
     await listener.start("127.0.0.1", 0)
     async with open_session() as session:
-        text = await get_public(session, f"http://127.0.0.1:{listener.port}/metrics", limit_bytes=1 << 20)
+        text = await HttpBlobs(session).get(f"http://127.0.0.1:{listener.port}/metrics", limit_bytes=1 << 20)
     await listener.stop()
     samples = {
         (sample.name, *sorted(sample.labels.values())): sample.value

@@ -30,6 +30,7 @@ from subnet.orchestration.events import (
     BlockSeen,
     CommitRoot,
     Created,
+    DeleteObjects,
     HeardFrom,
     OuterRefereed,
     RefereeOuter,
@@ -363,6 +364,9 @@ class Orchestrator:
                 await self._referee_outer(effect)
             case StoreSegment():
                 await self._store_segment(effect.segment)
+            case DeleteObjects():
+                for key in effect.keys:
+                    await self._blobs.delete(key)
             case Answer() | Wake():
                 pass
             case _:

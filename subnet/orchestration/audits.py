@@ -86,6 +86,7 @@ def answer_challenge(turn: Turn, sender: Hotkey, request: wire.AnswerChallenge) 
         case.challenge, start=request.start, end=request.end, evidence=request.evidence
     )
     case.due_s = turn.now_s + turn.config.deadlines.verdict_s
+    turn.keep(request.epoch, request.start, request.end, request.evidence)
     turn.record(
         Answered(
             epoch=request.epoch,

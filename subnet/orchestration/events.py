@@ -164,4 +164,10 @@ class StoreSegment(Effect, frozen=True):
     segment: Segment
 
 
-AnyEffect = Answer | Wake | CommitRoot | AwaitBlock | RefereeShard | RefereeOuter | StoreSegment
+class DeleteObjects(Effect, frozen=True):
+    """Objects that nobody needs any more; the ledger is kept for ever."""
+
+    keys: tuple[str, ...]
+
+
+AnyEffect = Answer | Wake | CommitRoot | AwaitBlock | RefereeShard | RefereeOuter | StoreSegment | DeleteObjects

@@ -20,6 +20,7 @@ from subnet.orchestration.events import (
     ChainSeen,
     CommitRoot,
     Created,
+    DeleteObjects,
     HeardFrom,
     OuterRefereed,
     RefereeShard,
@@ -37,6 +38,8 @@ from subnet.types import Epoch, Hotkey, Phase
 BEACON_DELAY_BLOCKS = 2
 """Blocks after the root's inclusion and its finality before the beacon's block (trust.md 1.4)."""
 IDLE_TICK_S = 5.0
+EPOCHS_KEPT = 3
+"""Published epochs whose objects stay in the store (trust.md 6)."""
 
 
 def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
@@ -107,6 +110,7 @@ def _created(turn: Turn, event: Created) -> None:
     state.corpus_digest, state.snapshots = event.corpus_digest, event.snapshots
     state.num_elements, state.stage_flops = event.num_elements, event.stage_flops
     state.current = EpochState(epoch=Epoch(0), beacon=event.beacon)
+    turn.keep(Epoch(0), *event.snapshots)
     turn.record(
         RunCreated(
             run_id=event.run_id,
@@ -315,6 +319,7 @@ def _maybe_publish(turn: Turn) -> None:
     state.previous = current
     state.current = EpochState(epoch=Epoch(current.epoch + 1), beacon=current.next_beacon)
     audits.forget_old_cases(turn)
+    _delete_old_objects(turn)
     num_epochs = turn.config.training.num_epochs
     if num_epochs and state.epoch >= num_epochs:
         _enter(turn, Phase.CLOSING, turn.config.deadlines.challenge_s + 3 * turn.config.deadlines.verdict_s)
@@ -322,6 +327,20 @@ def _maybe_publish(turn: Turn) -> None:
     _seal(turn)
     membership.move_to_empty_stages(turn)
     _enter(turn, Phase.PUBLISHED, turn.config.deadlines.ready_s)
+
+
+def _delete_old_objects(turn: Turn) -> None:
+    """Drop what belongs to epochs before the last few, unless an audit is open on it or a stage still starts from it."""
+    state = turn.state
+    open_epochs = {epoch for (epoch, _), case in state.cases.items() if case.outcome is None}
+    needed = {ref.key for ref in state.snapshots}
+    old = [epoch for epoch in state.objects if epoch <= state.epoch - EPOCHS_KEPT and epoch not in open_epochs]
+    for epoch in sorted(old):
+        keys = dict.fromkeys(state.objects.pop(epoch))
+        kept = [key for key in keys if key in needed]
+        if kept:
+            state.objects.setdefault(state.epoch, []).extend(kept)
+        turn.ask(DeleteObjects(keys=tuple(key for key in keys if key not in needed)))
 
 
 def _seal(turn: Turn) -> None:

@@ -106,6 +106,7 @@ def upload_done(turn: Turn, sender: Hotkey, request: wire.UploadDone) -> wire.Re
         raise Refused("phase", f"epoch {request.epoch} is in phase {state.phase}")
     if sender not in current.uploaded:
         current.uploaded[sender] = upload_ref(state.run_id, sender, current.commits[sender])
+        turn.keep(current.epoch, current.uploaded[sender])
         turn.record(UploadAccepted(epoch=request.epoch, hotkey=sender))
         turn.ask(Wake())
     return wire.Done()
@@ -184,6 +185,7 @@ def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> w
             raise Refused("shard", f"shard {copy.shard} has {(shard.stop - shard.start) * 4} bytes")
     for copy in request.shards:
         merge.copies.setdefault(copy.shard, {}).setdefault(sender, copy.ref)
+        turn.keep(request.epoch, copy.ref)
         _compare(turn, merge, by_shard[copy.shard])
     return wire.Done()
 
@@ -244,6 +246,7 @@ def shard_refereed(turn: Turn, event: ShardRefereed) -> None:
         return
     merge = state.current.merges[event.stage]
     if merge.plan is not None:
+        turn.keep(event.epoch, event.ref)
         _accept(turn, merge, merge.plan.shards[event.shard], event.ref, is_refereed=True)
 
 
@@ -260,6 +263,7 @@ def snapshot_done(turn: Turn, sender: Hotkey, request: wire.SnapshotDone) -> wir
     if sender not in merge.uploaders:
         raise Refused("snapshot", "another miner was drawn to store the snapshot")
     merge.stored.setdefault(sender, request.ref)
+    turn.keep(request.epoch, request.ref)
     digests = {ref.digest for ref in merge.stored.values()}
     if len(merge.stored) == len(merge.uploaders) and merge.snapshot is None:
         if len(digests) == 1 and len(merge.uploaders) > 1:
@@ -289,6 +293,7 @@ def outer_refereed(turn: Turn, event: OuterRefereed) -> None:
     """The orchestrator's own outer step stands."""
     state = turn.state
     if event.epoch == state.epoch and state.phase is Phase.MERGING:
+        turn.keep(event.epoch, event.ref)
         state.current.merges[event.stage].snapshot = event.ref
 
 

@@ -152,6 +152,8 @@ class State:
     evaluations: dict[Epoch, Evaluation] = field(default_factory=dict)
     posted: dict[Hotkey, wire.PostScores] = field(default_factory=dict)
     answers: dict[Hotkey, "OrderedDict[str, wire.Response]"] = field(default_factory=dict)
+    objects: dict[Epoch, list[str]] = field(default_factory=dict)
+    """Keys of what was stored for an epoch, to be deleted when it is old."""
     ledger: Ledger = field(default_factory=Ledger)
     published_root: tuple[int, Digest] = (-1, NO_DIGEST)
 
@@ -186,6 +188,10 @@ class Turn:
     def record(self, fact: AnyFact) -> None:
         """Put a fact on the public record."""
         self.state.ledger.append(fact, at_s=self.now_s)
+
+    def keep(self, epoch: Epoch, *refs: BlobRef) -> None:
+        """Note objects of an epoch, so that they are deleted with it."""
+        self.state.objects.setdefault(epoch, []).extend(ref.key for ref in refs)
 
     def ask(self, effect: AnyEffect) -> None:
         """Ask the edge to do something."""

@@ -13,6 +13,7 @@ from bittensor.intents import ServeAxon, SetWeights
 from subnet.adapters.chain_session import ChainLimits, ChainSession
 from subnet.adapters.commitment_fields import from_fields, to_fields
 from subnet.adapters.weights_conform import ConformedWeights, WeightRules, conform
+from subnet.adapters.weights_memory import WeightsMemory
 from subnet.errors import NotFound, Refused, TransientFailure
 from subnet.types import Endpoint, Hotkey, Metagraph, Neuron, Uid
 
@@ -27,7 +28,8 @@ class BittensorChain:
     """One subnet as one key sees it.
 
     `wallet` is a bittensor Wallet or Keypair that signs as the hotkey; None reads only. `version_key` is this build's
-    own, never the chain's: the chain's tells which builds it still takes.
+    own, never the chain's: the chain's tells which builds it still takes. `lock_directory` is shared by all processes
+    of this machine that sign with the same key: one transaction at a time, and what was last committed.
     """
 
     def __init__(
@@ -132,8 +134,7 @@ class BittensorChain:
             num_zeros = len(conformed.rounded_to_zero)
             log.warning("weights round to zero", extra={"num_hotkeys": num_zeros, "hotkeys": conformed.rounded_to_zero})
         before = await self._last_update(hotkey)
-        is_set = await self.weights(hotkey) == conformed.values
-        if is_set and before > await self._query(_STORAGE.LastEpochBlock):
+        if await self._is_set_already(hotkey, conformed.values, before):
             return before
         uids = [int(uid) for uid in conformed.values]
         values = [float(value) for value in conformed.values.values()]
@@ -145,7 +146,9 @@ class BittensorChain:
         async def landed() -> int | None:
             return await self._weights_landed(hotkey, conformed.values, before)
 
-        return await self.session.submit("weights", send, landed, key=hotkey)
+        block = await self.session.submit("weights", send, landed, key=hotkey)
+        self._memory(hotkey).remember(conformed.values, at_block=block)
+        return block
 
     async def weights(self, hotkey: Hotkey) -> dict[Uid, int]:
         """The u16 weights that `hotkey` has on chain, by uid; empty when it has none."""
@@ -255,6 +258,17 @@ class BittensorChain:
         margin = min(_EPOCH_MARGIN_BLOCKS, status["tempo"] // 4)
         if due is not None and 0 <= due - now <= margin:
             await self.session.wait_for_block(due + 1)
+
+    async def _is_set_already(self, hotkey: Hotkey, values: Mapping[Uid, int], last_update: int) -> bool:
+        """Whether this tempo has these weights: on the chain, or sealed as this key remembers."""
+        if last_update <= await self._query(_STORAGE.LastEpochBlock):
+            return False
+        if await self._query(_STORAGE.CommitRevealWeightsEnabled):
+            return self._memory(hotkey).remembers(values, at_block=last_update)
+        return await self.weights(hotkey) == values
+
+    def _memory(self, hotkey: Hotkey) -> WeightsMemory:
+        return WeightsMemory(self.session.lock_directory, hotkey, self.netuid)
 
     async def _weights_landed(self, hotkey: Hotkey, values: Mapping[Uid, int], before: int) -> int | None:
         """The block at which these weights were set, or committed where the subnet reveals later."""

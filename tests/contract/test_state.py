@@ -6,13 +6,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from subnet.adapters.embedded_store import EmbeddedStore, find_embedded, start_embedded
 from subnet.adapters.memory import MemoryStateStore
-from subnet.adapters.state import EmbeddedStore, RedisStateStore, find_embedded, start_embedded
+from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
 from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
 from subnet.ports import StateStore
@@ -22,12 +22,9 @@ CLOCK = SystemClock()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
-    """Started from a thread, since a test's event loop may be running when it is first asked for."""
-    directory = tmp_path_factory.mktemp("state")
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        started = pool.submit(lambda: asyncio.run(start_embedded(directory))).result()
-        yield started
-        pool.submit(lambda: asyncio.run(started.stop())).result()
+    started = start_embedded(tmp_path_factory.mktemp("state"))
+    yield started
+    started.stop()
 
 
 @contextlib.asynccontextmanager
@@ -114,7 +111,7 @@ async def test_what_was_acknowledged_survives_kill_9_and_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("subnet.adapters.state._APPEND_S", 0.1)
-    first = await start_embedded(tmp_path)
+    first = start_embedded(tmp_path)
     acknowledged = 0
     async with opened(first, "run") as store, asyncio.timeout(20):
         with pytest.raises(TransientFailure):
@@ -123,19 +120,19 @@ async def test_what_was_acknowledged_survives_kill_9_and_the_next_start(
                 acknowledged += 1
                 if acknowledged == 200:  # while the next appends are under way
                     asyncio.get_running_loop().call_later(0.01, os.kill, first.pid, signal.SIGKILL)
-    await first.stop()
-    second = await start_embedded(tmp_path)
+    first.stop()
+    second = start_embedded(tmp_path)
     assert second.pid != first.pid
     async with opened(second, "run") as store:
         found = await entries(store)
         assert found == [b"%d" % number for number in range(len(found))]
         assert len(found) - acknowledged in (0, 1)
         await store.append([b"next"])
-    await second.stop()
+    second.stop()
 
 
 async def test_an_append_waits_for_a_server_that_stands_still(tmp_path: Path) -> None:
-    first = await start_embedded(tmp_path)
+    first = start_embedded(tmp_path)
     async with opened(first, "run") as store:
         await store.append([b"before"])
         os.kill(first.pid, signal.SIGSTOP)
@@ -144,7 +141,7 @@ async def test_an_append_waits_for_a_server_that_stands_still(tmp_path: Path) ->
         os.kill(first.pid, signal.SIGCONT)
         await appending
         assert await entries(store) == [b"before", b"during"]
-    await first.stop()
+    first.stop()
 
 
 async def test_an_append_whose_answer_was_lost_is_not_written_twice(server: EmbeddedStore) -> None:
@@ -174,31 +171,31 @@ async def test_a_gap_in_the_journal_is_found(server: EmbeddedStore) -> None:
 
 
 async def test_a_server_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
-    server = await start_embedded(tmp_path)
+    server = start_embedded(tmp_path)
     async with opened(server, "run") as store:
         await store._redis.config_set("appendonly", "no")
         with pytest.raises(InvalidConfig, match="appendonly yes"):
             await store.append([b"a"])
-    await server.stop()
+    server.stop()
 
 
 async def test_a_server_that_flushes_now_and_then_is_waited_for(tmp_path: Path) -> None:
-    server = await start_embedded(tmp_path)
+    server = start_embedded(tmp_path)
     async with opened(server, "run") as store:
         await store._redis.config_set("appendfsync", "everysec")
         await store.append([b"a"])
         info = await store._redis.info("persistence")
         assert info["aof_pending_bio_fsync"] == 0
         assert await entries(store) == [b"a"]
-    await server.stop()
+    server.stop()
 
 
 async def test_a_server_that_is_gone_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subnet.adapters.state._APPEND_S", 0.2)
-    server = await start_embedded(tmp_path)
+    server = start_embedded(tmp_path)
     async with opened(server, "run") as store:
         await store.append([b"a"])
-        await server.stop()
+        server.stop()
         for call in (
             store.append([b"b"]),
             entries(store),
@@ -208,34 +205,34 @@ async def test_a_server_that_is_gone_is_transient(tmp_path: Path, monkeypatch: p
         ):
             with pytest.raises(TransientFailure, match="state store"):
                 await call
-    await server.stop()
+    server.stop()
 
 
-async def test_a_server_left_by_a_killed_process_is_used_again(tmp_path: Path) -> None:
-    first = await start_embedded(tmp_path)
-    second = await start_embedded(tmp_path)
+def test_a_server_left_by_a_killed_process_is_used_again(tmp_path: Path) -> None:
+    first = start_embedded(tmp_path)
+    second = start_embedded(tmp_path)
     assert (second.pid, second.url) == (first.pid, first.url)
-    found = await find_embedded(tmp_path)
+    found = find_embedded(tmp_path)
     assert found is not None
     assert found.pid == first.pid
     assert oct((tmp_path / "server.json").stat().st_mode & 0o777) == "0o600"
     found_again = EmbeddedStore(url=second.url, pid=second.pid)
     os.kill(first.pid, signal.SIGTERM)
-    await first.stop()
-    await found_again.stop()
-    assert await find_embedded(tmp_path) is None
+    first.stop()
+    found_again.stop()
+    assert find_embedded(tmp_path) is None
 
 
-async def test_a_record_of_another_process_is_not_believed(tmp_path: Path) -> None:
+def test_a_record_of_another_process_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / "server.json").write_text(f'{{"pid":{os.getpid()},"port":9,"password":"x"}}')
-    server = await start_embedded(tmp_path)
+    server = start_embedded(tmp_path)
     assert server.pid != os.getpid()
-    await server.stop()
+    server.stop()
 
 
-async def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subnet.adapters.state._SETTINGS", "no-such-setting yes\n")
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subnet.adapters.embedded_store._SETTINGS", "no-such-setting yes\n")
     began = time.monotonic()
     with pytest.raises(TransientFailure, match="does not start"):
-        await start_embedded(tmp_path)
+        start_embedded(tmp_path)
     assert time.monotonic() - began < 10

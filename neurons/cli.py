@@ -22,7 +22,7 @@ ENTRIES = {
     "miner": "neurons.miner:main",
     "validator": "neurons.validator:main",
     "orchestrator": "neurons.orchestrator:main",
-    "init-run": "neurons.init_run:init_run",
+    "init-run": "neurons.orchestrator:init_run",
     "localnet": "neurons.localnet:run_localnet",
     "audit": "neurons.audit:run_audit",
     "devnet": "neurons.devnet:run_devnet",

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import secrets
+import sys
 
 import msgspec
-from subnet.adapters.corpus import make_corpus
 
 from neurons.claims import directory_claim
 from neurons.exit_codes import ExitCode
@@ -17,6 +17,7 @@ from neurons.settings import NodeConfig
 from neurons.wiring import OwnerNode, owner_node
 from subnet import wire
 from subnet.adapters.blobs import DirectoryBlobStore
+from subnet.adapters.corpus import make_corpus
 from subnet.adapters.http_server import mount_control, mount_public, mount_status
 from subnet.adapters.listener import Listener
 from subnet.errors import NotFound, ProtocolViolation, StartupRefused
@@ -151,6 +152,19 @@ async def _work(orchestrator: Orchestrator, listener: Listener) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(orchestrator.run(), name="orchestrator")
         group.create_task(listener.wait_failed(), name="listener")
+
+
+def init_run(config: NodeConfig, url: str, run_id: str | None) -> int:
+    """Create a run and announce it; returns the exit code."""
+
+    async def create(_stop: Stop) -> None:
+        created = await announce_run(config, url=url, run_id=run_id)
+        sys.stdout.write(
+            f"run {created} is announced on netuid {config.node.netuid}, its genesis lies in {config.node.data_path}\n"
+            "start its orchestrator with the same configuration: strata orchestrator ...\n"
+        )
+
+    return run_role(create, role="init-run", log_level=config.node.log_level, log_file=config.node.log_file)
 
 
 def main(config: NodeConfig) -> int:

@@ -7,20 +7,18 @@ anybody, so what was acknowledged survives a crash. Reading requests are answere
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
 import msgspec
 
-from neurons.roles.shards import reduced_bytes
+from neurons.roles.desk import Desk
+from neurons.roles.referee import Referee
 from subnet import receipts, wire
 from subnet.config import RunConfig
 from subnet.dashboard.views import run_view
 from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
-from subnet.frames import digest
-from subnet.merging.upload import to_vector
 from subnet.orchestration import invariants, machine, views
 from subnet.orchestration.events import (
     Answer,
@@ -32,12 +30,10 @@ from subnet.orchestration.events import (
     Created,
     DeleteObjects,
     HeardFrom,
-    OuterRefereed,
     RefereeOuter,
     RefereeShard,
     Requested,
     RootIncluded,
-    ShardRefereed,
     StoreSegment,
     Ticked,
     Wake,
@@ -46,22 +42,16 @@ from subnet.orchestration.events import (
     encode_event,
 )
 from subnet.orchestration.ledger import Segment, encode_segment
-from subnet.orchestration.merge import object_key
 from subnet.orchestration.state import State
 from subnet.orchestration.work import sign_leases
 from subnet.ports import BlobStore, Chain, Clock, Signer, StateStore
-from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step
-from subnet.types import BlobRef, Hotkey
+from subnet.types import Hotkey
 
 log = logging.getLogger("strata.orchestrator")
 
-OBJECT_LIMIT_BYTES = 64 << 20
-UPLOAD_KINDS = ("upload", "shard", "snapshot", "checkpoint", "evidence")
-GRANT_LIFE_S = 300.0
 CHAIN_POLL_S = 2.0
 RETRY_S = 1.0
 BATCH = 256
-_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def segment_key(run_id: str, index: int) -> str:
@@ -109,6 +99,10 @@ class Orchestrator:
         self._clock = clock
         self._genesis = genesis
         self._published = _Published(discovery)
+        self._desk = Desk(state=self.state, signer=signer, blobs=blobs, clock=clock)
+        self._referee = Referee(
+            config=config, blobs=blobs, clock=clock, owner=signer.hotkey, run_id=lambda: self.state.run_id
+        )
         self._inbox: asyncio.Queue[_Pending] = asyncio.Queue()
         self._inflight: dict[tuple[Hotkey, str], asyncio.Future[wire.Response]] = {}
         self._changed = asyncio.Event()
@@ -142,19 +136,13 @@ class Orchestrator:
             case wire.Poll():
                 return await self._poll(sender, request)
             case wire.RequestUpload():
-                return self._grant_upload(sender, request)
+                return self._desk.grant_upload(sender, request)
             case wire.RequestDownload():
-                return self._grant_download(sender, request)
+                return self._desk.grant_download(sender, request)
             case wire.GetMergePlan():
                 return views.merge_plan(self.state, sender, request)
-            case wire.UploadDone():
-                await self._check_uploaded(sender, request)
-            case wire.ReportReduced() | wire.SnapshotDone() | wire.AnswerChallenge():
-                await self._check_stored(sender, _refs(request))
-            case wire.PostVerdict():
-                self._check_verdict(request)
             case _:
-                pass
+                await self._desk.check(sender, request)
         response = await self._ask(sender, envelope)
         if isinstance(response, wire.ErrorBody):
             raise Refused(response.code, response.reason)
@@ -215,58 +203,6 @@ class Orchestrator:
                 async with asyncio.timeout(left_s):
                     await changed.wait()
             self._heard[sender] = self._clock.now()
-
-    def _grant_upload(self, sender: Hotkey, request: wire.RequestUpload) -> wire.Response:
-        if sender not in self.state.members:
-            raise Refused("not-joined", "join first: this orchestrator does not know your key")
-        if request.kind not in UPLOAD_KINDS or not _NAME.fullmatch(request.name):
-            raise Refused(
-                "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
-            )
-        if not 0 <= request.size_bytes <= OBJECT_LIMIT_BYTES:
-            raise Refused("object", f"an object has at most {OBJECT_LIMIT_BYTES} bytes, this one {request.size_bytes}")
-        if not re.fullmatch(r"[0-9a-f]{64}", request.digest):
-            raise Refused("object", "the digest is 64 lower-case hex digits of blake3")
-        key = object_key(
-            self.state.run_id,
-            epoch=request.epoch,
-            hotkey=sender,
-            kind=request.kind,
-            name=request.name,
-            content=request.digest,
-        )
-        ref = BlobRef(key=key, digest=request.digest, size_bytes=request.size_bytes)
-        url = self._blobs.upload_url(ref, expires_at_s=self._clock.now() + GRANT_LIFE_S)
-        return wire.UploadGrant(ref=ref, url=url)
-
-    def _grant_download(self, sender: Hotkey, request: wire.RequestDownload) -> wire.Response:
-        if sender not in self.state.members and sender not in self.state.auditors:
-            raise Refused("not-joined", "only miners and validators of this run read its objects")
-        prefix = f"runs/{self.state.run_id}/"
-        if any(not key.startswith(prefix) or ".." in key for key in request.keys):
-            raise Refused("object", f"keys of this run begin with {prefix}")
-        expires_at_s = self._clock.now() + GRANT_LIFE_S
-        return wire.DownloadGrant(
-            urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
-        )
-
-    async def _check_uploaded(self, sender: Hotkey, request: wire.UploadDone) -> None:
-        ref = views.committed_upload(self.state, sender, request.epoch)
-        if ref is not None and await self._blobs.size(ref.key) != ref.size_bytes:
-            raise Refused("upload", "the committed pseudo-gradient is not in the store: upload it first")
-
-    async def _check_stored(self, sender: Hotkey, refs: tuple[BlobRef, ...]) -> None:
-        """What a report names must be the sender's own object, whole, and in the store."""
-        for ref in refs:
-            if f"/{sender}/" not in ref.key or not ref.key.endswith(ref.digest):
-                raise Refused("object", f"{ref.key} is not an object of the sender's")
-            if await self._blobs.size(ref.key) != ref.size_bytes:
-                raise Refused("object", f"{ref.key} is not in the store with {ref.size_bytes} bytes: upload it first")
-
-    def _check_verdict(self, request: wire.PostVerdict) -> None:
-        verdict = request.verdict
-        if not self._signer.verify(verdict.validator, receipts.verdict_bytes(verdict), verdict.signature):
-            raise Refused("signature", "the verdict is not signed by the validator it names")
 
     def _signed(self, sender: Hotkey, response: wire.Response) -> wire.Response:
         match response:
@@ -359,9 +295,9 @@ class Orchestrator:
             case AwaitBlock():
                 await self._await_block(effect)
             case RefereeShard():
-                await self._referee_shard(effect)
+                self._submit(await self._referee.shard(effect))
             case RefereeOuter():
-                await self._referee_outer(effect)
+                self._submit(await self._referee.outer(effect))
             case StoreSegment():
                 await self._store_segment(effect.segment)
             case DeleteObjects():
@@ -378,41 +314,6 @@ class Orchestrator:
         self._submit(
             BlockSeen(at_s=self._clock.now(), epoch=effect.epoch, at_block=effect.at_block, block_hash=block_hash)
         )
-
-    async def _referee_shard(self, effect: RefereeShard) -> None:
-        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
-            return await self._blobs.get(ref.key, start=start, size_bytes=size_bytes)
-
-        plan = effect.plan
-        shard = plan.shards[effect.shard]
-        data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
-        ref = await self._store_object(plan.epoch, kind="shard", name=f"s{plan.stage}-{shard.shard}", data=data)
-        log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": shard.shard})
-        self._submit(
-            ShardRefereed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=shard.shard, ref=ref)
-        )
-
-    async def _referee_outer(self, effect: RefereeOuter) -> None:
-        num_elements = effect.plan.num_elements
-        params, momentum = decode_snapshot(await self._blobs.get(effect.previous.key), num_elements)
-        parts = [await self._blobs.get(shard.ref.key) for shard in effect.merged]
-        merged = to_vector(b"".join(parts), num_elements)
-        if len(effect.plan.shards[0].reducers) == 1:
-            params, momentum = keep_params(params, momentum, merged)
-        else:
-            params, momentum = outer_step(params, momentum, merged, self._config.training)
-        data = encode_snapshot(params, momentum)
-        ref = await self._store_object(effect.epoch, kind="snapshot", name=f"s{effect.stage}", data=data)
-        log.info("outer step refereed", extra={"epoch": effect.epoch, "stage": effect.stage})
-        self._submit(OuterRefereed(at_s=self._clock.now(), epoch=effect.epoch, stage=effect.stage, ref=ref))
-
-    async def _store_object(self, epoch: int, *, kind: str, name: str, data: bytes) -> BlobRef:
-        content = digest(data)
-        key = object_key(
-            self.state.run_id, epoch=epoch, hotkey=self._signer.hotkey, kind=kind, name=name, content=content
-        )
-        await self._blobs.put(key, data)
-        return BlobRef(key=key, digest=content, size_bytes=len(data))
 
     async def _store_segment(self, segment: Segment) -> None:
         key = segment_key(self.state.run_id, segment.index)
@@ -472,13 +373,3 @@ class Orchestrator:
                 if now - self._heard.get(hotkey, now) > self._config.deadlines.silent_s:
                     self._submit(HeardFrom(at_s=now, hotkey=hotkey, is_live=False))
             await self._clock.sleep(RETRY_S / 4)
-
-
-def _refs(request: wire.ReportReduced | wire.SnapshotDone | wire.AnswerChallenge) -> tuple[BlobRef, ...]:
-    match request:
-        case wire.ReportReduced():
-            return tuple(shard.ref for shard in request.shards)
-        case wire.SnapshotDone():
-            return (request.ref,)
-        case wire.AnswerChallenge():
-            return (request.start, request.end, request.evidence)

@@ -1,0 +1,102 @@
+"""What the orchestrator answers or checks at its desk, without the state machine: grants, objects, signatures."""
+
+import re
+
+from subnet import receipts, wire
+from subnet.errors import Refused
+from subnet.orchestration import views
+from subnet.orchestration.merge import object_key
+from subnet.orchestration.state import State
+from subnet.ports import BlobStore, Clock, Signer
+from subnet.types import BlobRef, Hotkey
+
+OBJECT_LIMIT_BYTES = 64 << 20
+UPLOAD_KINDS = ("upload", "shard", "snapshot", "checkpoint", "evidence")
+GRANT_LIFE_S = 300.0
+_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+class Desk:
+    """Reads the state, never changes it."""
+
+    def __init__(self, *, state: State, signer: Signer, blobs: BlobStore, clock: Clock) -> None:
+        self.state = state
+        self._signer = signer
+        self._blobs = blobs
+        self._clock = clock
+
+    async def check(self, sender: Hotkey, request: wire.Request) -> None:
+        """Look at what a request claims about the store or a signature, before it is journaled. Raises Refused."""
+        match request:
+            case wire.UploadDone():
+                await self._check_uploaded(sender, request)
+            case wire.ReportReduced() | wire.SnapshotDone() | wire.AnswerChallenge():
+                await self._check_stored(sender, _refs(request))
+            case wire.PostVerdict():
+                self._check_verdict(request)
+            case _:
+                pass
+
+    def grant_upload(self, sender: Hotkey, request: wire.RequestUpload) -> wire.Response:
+        """A presigned URL for an object of the sender's. Raises Refused."""
+        if sender not in self.state.members:
+            raise Refused("not-joined", "join first: this orchestrator does not know your key")
+        if request.kind not in UPLOAD_KINDS or not _NAME.fullmatch(request.name):
+            raise Refused(
+                "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
+            )
+        if not 0 <= request.size_bytes <= OBJECT_LIMIT_BYTES:
+            raise Refused("object", f"an object has at most {OBJECT_LIMIT_BYTES} bytes, this one {request.size_bytes}")
+        if not re.fullmatch(r"[0-9a-f]{64}", request.digest):
+            raise Refused("object", "the digest is 64 lower-case hex digits of blake3")
+        key = object_key(
+            self.state.run_id,
+            epoch=request.epoch,
+            hotkey=sender,
+            kind=request.kind,
+            name=request.name,
+            content=request.digest,
+        )
+        ref = BlobRef(key=key, digest=request.digest, size_bytes=request.size_bytes)
+        url = self._blobs.upload_url(ref, expires_at_s=self._clock.now() + GRANT_LIFE_S)
+        return wire.UploadGrant(ref=ref, url=url)
+
+    def grant_download(self, sender: Hotkey, request: wire.RequestDownload) -> wire.Response:
+        """Presigned URLs of the run's objects. Raises Refused."""
+        if sender not in self.state.members and sender not in self.state.auditors:
+            raise Refused("not-joined", "only miners and validators of this run read its objects")
+        prefix = f"runs/{self.state.run_id}/"
+        if any(not key.startswith(prefix) or ".." in key for key in request.keys):
+            raise Refused("object", f"keys of this run begin with {prefix}")
+        expires_at_s = self._clock.now() + GRANT_LIFE_S
+        return wire.DownloadGrant(
+            urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
+        )
+
+    async def _check_uploaded(self, sender: Hotkey, request: wire.UploadDone) -> None:
+        ref = views.committed_upload(self.state, sender, request.epoch)
+        if ref is not None and await self._blobs.size(ref.key) != ref.size_bytes:
+            raise Refused("upload", "the committed pseudo-gradient is not in the store: upload it first")
+
+    async def _check_stored(self, sender: Hotkey, refs: tuple[BlobRef, ...]) -> None:
+        """What a report names must be the sender's own object, whole, and in the store."""
+        for ref in refs:
+            if f"/{sender}/" not in ref.key or not ref.key.endswith(ref.digest):
+                raise Refused("object", f"{ref.key} is not an object of the sender's")
+            if await self._blobs.size(ref.key) != ref.size_bytes:
+                raise Refused("object", f"{ref.key} is not in the store with {ref.size_bytes} bytes: upload it first")
+
+    def _check_verdict(self, request: wire.PostVerdict) -> None:
+        verdict = request.verdict
+        if not self._signer.verify(verdict.validator, receipts.verdict_bytes(verdict), verdict.signature):
+            raise Refused("signature", "the verdict is not signed by the validator it names")
+
+
+def _refs(request: wire.ReportReduced | wire.SnapshotDone | wire.AnswerChallenge) -> tuple[BlobRef, ...]:
+    match request:
+        case wire.ReportReduced():
+            return tuple(shard.ref for shard in request.shards)
+        case wire.SnapshotDone():
+            return (request.ref,)
+        case wire.AnswerChallenge():
+            return (request.start, request.end, request.evidence)

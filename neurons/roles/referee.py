@@ -1,0 +1,63 @@
+"""The orchestrator as referee: it recomputes what two miners did not agree on, in the same arithmetic (trust.md 5)."""
+
+import logging
+from collections.abc import Callable
+
+from neurons.roles.shards import reduced_bytes
+from subnet.config import RunConfig
+from subnet.frames import digest
+from subnet.merging.upload import to_vector
+from subnet.orchestration.events import OuterRefereed, RefereeOuter, RefereeShard, ShardRefereed
+from subnet.orchestration.merge import object_key
+from subnet.ports import BlobStore, Clock
+from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step
+from subnet.types import BlobRef, Hotkey
+
+log = logging.getLogger("strata.orchestrator")
+
+
+class Referee:
+    """Reads uploads and shards from the store, and stores what it computes under the owner's key."""
+
+    def __init__(
+        self, *, config: RunConfig, blobs: BlobStore, clock: Clock, owner: Hotkey, run_id: Callable[[], str]
+    ) -> None:
+        self._config = config
+        self._blobs = blobs
+        self._clock = clock
+        self._owner = owner
+        self._run_id = run_id
+
+    async def shard(self, effect: RefereeShard) -> ShardRefereed:
+        """Recompute one shard. Raises NotFound, TransientFailure."""
+
+        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
+            return await self._blobs.get(ref.key, start=start, size_bytes=size_bytes)
+
+        plan = effect.plan
+        shard = plan.shards[effect.shard]
+        data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
+        ref = await self._store(plan.epoch, kind="shard", name=f"s{plan.stage}-{shard.shard}", data=data)
+        log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": shard.shard})
+        return ShardRefereed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=shard.shard, ref=ref)
+
+    async def outer(self, effect: RefereeOuter) -> OuterRefereed:
+        """Apply the outer step to the previous snapshot. Raises NotFound, TransientFailure."""
+        num_elements = effect.plan.num_elements
+        params, momentum = decode_snapshot(await self._blobs.get(effect.previous.key), num_elements)
+        parts = [await self._blobs.get(shard.ref.key) for shard in effect.merged]
+        merged = to_vector(b"".join(parts), num_elements)
+        if len(effect.plan.shards[0].reducers) == 1:
+            params, momentum = keep_params(params, momentum, merged)
+        else:
+            params, momentum = outer_step(params, momentum, merged, self._config.training)
+        data = encode_snapshot(params, momentum)
+        ref = await self._store(effect.epoch, kind="snapshot", name=f"s{effect.stage}", data=data)
+        log.info("outer step refereed", extra={"epoch": effect.epoch, "stage": effect.stage})
+        return OuterRefereed(at_s=self._clock.now(), epoch=effect.epoch, stage=effect.stage, ref=ref)
+
+    async def _store(self, epoch: int, *, kind: str, name: str, data: bytes) -> BlobRef:
+        content = digest(data)
+        key = object_key(self._run_id(), epoch=epoch, hotkey=self._owner, kind=kind, name=name, content=content)
+        await self._blobs.put(key, data)
+        return BlobRef(key=key, digest=content, size_bytes=len(data))

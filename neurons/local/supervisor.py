@@ -39,6 +39,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 STOP_LIMIT_S = 9.0
 """A role ends within 8 s of SIGTERM; after this it is killed."""
 _CHAIN_STOP_LIMIT_S = 4.0
+_KILL_LIMIT_S = 2.0
 _STEADY_S = 20.0
 _MAX_QUICK_DEATHS = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
@@ -141,6 +142,8 @@ class Supervisor:
         roles = [child for child in self.children.values() if child not in chains]
         await self._stop_these(roles, STOP_LIMIT_S)
         await self._stop_these(chains, _CHAIN_STOP_LIMIT_S)
+        for process in multiprocessing.active_children():  # one that was just being started
+            process.kill()
 
     async def stop_roles(self) -> None:
         """End the roles and leave the chain as it is; nothing is restarted from now on."""
@@ -208,11 +211,13 @@ class Supervisor:
             if _is_alive(child):
                 self._tell(f"{child.job.name} did not stop within {limit_s:g} s and was killed")
                 _signal(child, signal.SIGKILL)
-            if child.process is not None:
-                await asyncio.to_thread(child.process.join, 2.0)
-                if child.process is not None and child.process.pid is not None:
-                    _kill_group(child.process.pid)
-                    child.process = None
+        deadline = loop.time() + _KILL_LIMIT_S
+        while any(map(_is_alive, children)) and loop.time() < deadline:  # noqa: ASYNC110  # several processes, one wait
+            await asyncio.sleep(_POLL_S)
+        for child in children:
+            if child.process is not None and child.process.pid is not None:
+                _kill_group(child.process.pid)
+                child.process = None
         self._write()
 
     def _write(self) -> None:

@@ -1,0 +1,166 @@
+"""The one screen at the end of a local subnet: what was learned, who did what and got what, and whether all of it holds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from neurons.checks import Finding
+from neurons.local.evidence import (
+    CheatRow,
+    Evidence,
+    LossRow,
+    MinerRow,
+    PlaneBytes,
+    Report,
+    ValidatorRow,
+    cheat_rows,
+    loss_rows,
+    miner_rows,
+    plane_bytes,
+    validator_rows,
+)
+from subnet.config import WIRE_COMPRESSION
+
+_PLAIN_WIDTH = 150
+_WORDS = {True: ("ok", "green"), False: ("FAILED", "bold red"), None: ("n/a", "yellow")}
+
+
+def make_report(evidence: Evidence, findings: tuple[Finding, ...], *, took_s: float) -> Report:
+    """Everything as values."""
+    created = evidence.history.record.accounts.created
+    reference = evidence.reference
+    return Report(
+        run_id=created.run_id if created else "",
+        is_ok=all(finding.holds is not False for finding in findings),
+        took_s=took_s,
+        losses=loss_rows(evidence),
+        unigram=evidence.unigram,
+        reference_loss=reference.heldout_loss if reference else None,
+        reference_samples=reference.num_samples if reference else None,
+        miners=miner_rows(evidence),
+        validators=validator_rows(evidence),
+        bytes_by_plane=plane_bytes(evidence),
+        cheats=cheat_rows(evidence),
+        findings=findings,
+    )
+
+
+def console() -> Console:
+    """Standard output; wide enough for the tables where it is no terminal."""
+    out = Console(highlight=False, soft_wrap=False)
+    return out if out.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+def one_screen(report: Report, root: Path) -> RenderableType:
+    """The report for people."""
+    parts: list[RenderableType] = [
+        Text(f"\nRun {report.run_id} ended after {report.took_s:.0f} s.", style="bold"),
+        _losses(report.losses, report),
+        _miners(report.miners),
+        _validators(report.validators),
+        _bytes(report.bytes_by_plane),
+        *[_cheat(row) for row in report.cheats],
+        findings_table(report.findings),
+        _verdict(report),
+        _next(root),
+    ]
+    return Group(*parts)
+
+
+def _table(*columns: str, left: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=column not in ("why", "detail"))
+    return table
+
+
+def _losses(rows: Sequence[LossRow], report: Report) -> Table:
+    table = _table("held-out loss", "epoch", "loss", "of unigram", "wires zeroed", left=("held-out loss",))
+    for row in rows:
+        share = "" if row.share is None else f"{row.share:.3f}"
+        table.add_row("this subnet", str(row.epoch), f"{row.loss:.3f}", share, f"{row.loss_wires_zeroed:.3f}")
+    if report.reference_loss is not None:
+        share = f"{report.reference_loss / report.unigram:.3f}" if report.unigram else ""
+        name = f"one process, {report.reference_samples} samples"
+        table.add_row(name, "", f"{report.reference_loss:.3f}", share, "")
+    if report.unigram is not None:
+        table.add_row("unigram", "", f"{report.unigram:.3f}", "1.000", "")
+    return table
+
+
+def _miners(rows: Sequence[MinerRow]) -> Table:
+    columns = ("miner", "stage", "units", "audits", "score", "weight", "alpha", "hotkey", "why")
+    table = _table(*columns, left=("miner", "hotkey", "why"))
+    for row in rows:
+        audits = f"{row.audits_passed} ok" + (f" {row.audits_failed} failed" if row.audits_failed else "")
+        audits += f" {row.audits_open} open" if row.audits_open else ""
+        restarts = f"restarted {row.restarts}x  " if row.restarts else ""
+        table.add_row(
+            row.name + (f" ({row.cheat})" if row.cheat else ""),
+            "-" if row.stage is None else str(row.stage),
+            str(row.units),
+            audits,
+            f"{row.score:.1f}",
+            f"{row.weight:.2%}",
+            f"{row.earned_alpha:.3f}",
+            row.hotkey[:8],
+            restarts + row.reason,
+        )
+    return table
+
+
+def _validators(rows: Sequence[ValidatorRow]) -> Table:
+    columns = ("validator", "weights on chain, u16, read back by the SDK")
+    table = _table(*columns, left=columns)
+    for row in rows:
+        shown = " ".join(f"{name} {value}" for name, value in row.on_chain.items()) or "none"
+        expected = "as the scores" if row.on_chain == row.expected else f"the scores yield {row.expected}"
+        table.add_row(row.name, f"{shown}   ({expected})")
+    return table
+
+
+def _bytes(found: PlaneBytes) -> Text:
+    sent = found.activation_payload + found.gradient_payload
+    full = f" = 1/{found.full_width_fp32 / sent:.1f} of full width in fp32" if sent else ""
+    ratio = "" if found.worst_merge_ratio is None else f"; a miner's merge {found.worst_merge_ratio:.3f} of 4W + 2W/N"
+    return Text(
+        f"bytes   activations {found.activation_payload:,}  gradients {found.gradient_payload:,}{full}"
+        f" (aim 1/{WIRE_COMPRESSION})  headers {found.frame_heads:,}  in {found.passes:,} passes\n"
+        f"        merges {found.merge_payload:,}{ratio}"
+    )
+
+
+def _cheat(row: CheatRow) -> Text:
+    ours = f"convicted for epoch {row.convicted_in_epoch}: {row.reason}" if row.reason else "not convicted"
+    rule = {True: "would have passed it", False: "would have failed it too", None: "had nothing to measure"}
+    cosine = "" if row.cosine is None else f" (cosine {row.cosine:.4f}, relD {row.rel_d:.4f})"
+    return Text(
+        f"cheat   {row.name} {row.kind}: {ours}; the published rule, cosine > 0.9, {rule[row.published_rule_passes]}{cosine}"
+    )
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """What was checked, one line each."""
+    table = _table("", "invariant", "detail", left=("", "invariant", "detail"))
+    for finding in findings:
+        word, style = _WORDS[finding.holds]
+        table.add_row(Text(word, style=style), finding.name, finding.detail)
+    return table
+
+
+def _verdict(report: Report) -> Text:
+    failed = sum(finding.holds is False for finding in report.findings)
+    if failed:
+        return Text(f"{failed} of {len(report.findings)} do not hold", style="bold red")
+    return Text("Every invariant held.", style="bold green")
+
+
+def _next(root: Path) -> Text:
+    return Text(
+        f"next    strata audit {root}          recompute every score and compare with the chain\n"
+        f"        less {root}/report.json      this, as JSON; logs are in {root}/logs\n"
+        "        strata localnet --cheat identity:1 --dir other      watch a cheat lose its pay"
+    )

@@ -34,6 +34,8 @@ from subnet.types import Digest, Endpoint, Hotkey, NumericMode, Phase, Uid
 
 ORCHESTRATOR = "orchestrator"
 POLL_S = 1.0
+WATCH_S = 0.02
+"""How often a kill that waits for a phase looks; no phase is shorter than one exchange of messages."""
 BLOCK_S = 1.0
 CHAIN_TEMPO = 20
 VALIDATOR_STAKE = 1000.0
@@ -41,11 +43,13 @@ VALIDATOR_STAKE = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """Take a role away at `at_s` after the start, for `down_s` seconds."""
+    """Take a role away for `down_s` seconds, `at_s` after the start; with a `phase`, after `epoch` is first seen in it."""
 
     name: str
     at_s: float
     down_s: float
+    phase: Phase | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,14 @@ class VirtualPlan:
     num_validators: int = 2
     network: NetworkConfig = field(default_factory=NetworkConfig)
     kills: tuple[Kill, ...] = ()
+    late_s: dict[str, float] = field(default_factory=dict)
+    """Seconds after the start at which a node starts; at once when it is not named."""
     workers: dict[str, MakeWorker] = field(default_factory=dict)
-    """Dishonest miners by name."""
+    """Dishonest numbers, by miner."""
+    miner_ports: dict[str, Callable[[MinerPorts], MinerPorts]] = field(default_factory=dict)
+    """Dishonest dealings, by miner: the role's own code over ports that lie."""
+    validator_ports: dict[str, Callable[[ValidatorPorts], ValidatorPorts]] = field(default_factory=dict)
+    """The same, by validator."""
     limit_s: float = 4 * 3600.0
     """Virtual time after which the run must have finished."""
 
@@ -74,6 +84,7 @@ class VirtualResult:
     uids: dict[Hotkey, Uid]
     expected: dict[Hotkey, float]
     num_payload_bytes: int
+    num_kills: int
 
 
 def run_virtual(config: RunConfig, incentives: IncentiveConfig, corpus: Corpus, plan: VirtualPlan) -> VirtualResult:
@@ -132,6 +143,7 @@ class VirtualSubnet:
             self._chain.register(self._signers[name].hotkey, f"coldkey-{name}", stake=stake)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._lives: dict[str, int] = {}
+        self._num_kills = 0
         self._orchestrator: Orchestrator | None = None
         self._genesis: Created | None = None
 
@@ -152,8 +164,9 @@ class VirtualSubnet:
         )
         await self._clock.sleep((CHAIN_TEMPO + 2) * BLOCK_S)  # validators have their permits
         for name in self._signers:
-            self._start(name)
-        kills = asyncio.create_task(self._kill_by_plan())
+            if name not in self.plan.late_s:
+                self._start(name)
+        kills = asyncio.create_task(self._follow_plan())
         try:
             await self._until_finished()
         finally:
@@ -211,18 +224,29 @@ class VirtualSubnet:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    async def _kill_by_plan(self) -> None:
-        began = self._clock.now()
+    async def _follow_plan(self) -> None:
         async with asyncio.TaskGroup() as group:
+            for name, late_s in self.plan.late_s.items():
+                group.create_task(self._start_after(name, late_s))
             for kill in self.plan.kills:
-                await self._clock.sleep(max(0.0, began + kill.at_s - self._clock.now()))
-                if kill.name in self._running:
-                    await self._kill(kill.name)
-                    group.create_task(self._revive(kill))
+                group.create_task(self._kill_when_due(kill))
 
-    async def _revive(self, kill: Kill) -> None:
-        await self._clock.sleep(kill.down_s)
-        self._start(kill.name)
+    async def _kill_when_due(self, kill: Kill) -> None:
+        while kill.phase is not None and not self._is_in(kill.phase, kill.epoch):
+            await self._clock.sleep(WATCH_S)
+        await self._clock.sleep(kill.at_s)
+        if kill.name in self._running:
+            self._num_kills += 1
+            await self._kill(kill.name)
+            await self._start_after(kill.name, kill.down_s)
+
+    def _is_in(self, phase: Phase, epoch: int) -> bool:
+        orchestrator = self._orchestrator
+        return orchestrator is not None and (orchestrator.state.phase, orchestrator.state.epoch) == (phase, epoch)
+
+    async def _start_after(self, name: str, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._start(name)
 
     def _discovery(self) -> wire.Discovery:
         return wire.Discovery(
@@ -265,6 +289,8 @@ class VirtualSubnet:
             compute=self._compute(name),
             clock=self._clock,
         )
+        if name in self.plan.miner_ports:
+            ports = self.plan.miner_ports[name](ports)
         miner = Miner(
             config=self._config,
             discovery=self._discovery(),
@@ -289,6 +315,8 @@ class VirtualSubnet:
             compute=self._compute(name),
             clock=self._clock,
         )
+        if name in self.plan.validator_ports:
+            ports = self.plan.validator_ports[name](ports)
         validator = Validator(
             config=self._config,
             discovery=self._discovery(),
@@ -332,6 +360,7 @@ class VirtualSubnet:
             uids={neuron.hotkey: neuron.uid for neuron in metagraph.neurons},
             expected=weighted(record, burn_hotkey=self._owner),
             num_payload_bytes=self._network.payload_bytes,
+            num_kills=self._num_kills,
         )
 
 

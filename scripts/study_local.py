@@ -142,7 +142,9 @@ def main() -> None:
     read = tomllib.loads(options.preset.read_text()) if options.preset else {}
     run = {section: read[section] for section in RunConfig.__struct_fields__ if section in read}
     config = with_changes(msgspec.convert(run, RunConfig), options.changes)
-    corpus = SotuCorpus(config.corpus, config.training.microbatch_size, config.training.num_tokens)
+    corpus = SotuCorpus(
+        config.corpus, microbatch_size=config.training.microbatch_size, num_tokens=config.training.num_tokens
+    )
     study(config, corpus, num_replicas=options.replicas, num_epochs=options.epochs, num_samples=options.samples)
     if options.reference:
         names = [

@@ -34,6 +34,7 @@ class Replayed:
     backward: list[Distance] = field(default_factory=list)
     loss_errors: list[float] = field(default_factory=list)
     failing: dict[SampleKey, bool] = field(default_factory=dict)
+    num_passes: int = 0
     rel_dw: float = 0.0
 
     def summary(self) -> Measures:
@@ -41,7 +42,7 @@ class Replayed:
         sent = self.forward or self.backward
         everything = self.forward + self.backward
         return Measures(
-            num_passes=len(self.failing) + len(self.backward),
+            num_passes=self.num_passes,
             num_failing=sum(self.failing.values()),
             rel_d=_median([found.rel_d for found in self.forward]),
             rel_d_max=max((found.rel_d for found in everything), default=0.0),
@@ -135,6 +136,7 @@ class _Replay:
         self._is_last = is_last(config, worker.stage)
         self._steps_left = sum(receipt.direction is Direction.STEP for receipt in evidence.receipts)
         self._sent: dict[SampleKey, Digest] = {}
+        self._done: dict[SampleKey, None] = {}
 
     def repeat(self, receipt: Receipt) -> None:
         key = sample_key(receipt.epoch, receipt.sample, receipt.branch)
@@ -158,7 +160,7 @@ class _Replay:
             )
 
     def _forward(self, key: SampleKey, receipt: Receipt) -> None:
-        if key in self._sent or receipt.sample < 0:
+        if key in self._done or receipt.sample < 0:
             raise ProtocolViolation(f"sample {key} is worked twice in one segment, or is none")
         if self._worker.num_open >= self._config.training.max_in_flight:
             raise ProtocolViolation(f"more than {self._config.training.max_in_flight} samples are open at once")
@@ -172,7 +174,8 @@ class _Replay:
             raise ProtocolViolation(f"the ids of sample {key} are not the corpus's")
         result = self._worker.forward(key, tokens, activation)
         self._sent[key] = receipt.output_digest
-        self.found.failing[key] = False
+        self.found.num_passes += 1
+        self.found.failing.setdefault(key, False)
         if result.payload is None:
             self._compare_loss(key, receipt, result.loss)
             return
@@ -198,6 +201,8 @@ class _Replay:
             raise ProtocolViolation(f"the backward pass of sample {key} does not start from its loss")
         gradient = None if self._is_last else self._payload(receipt.input_digest)
         payload = self._worker.backward(key, gradient)
+        self._done[key] = None
+        self.found.num_passes += 1
         if payload is None:
             if receipt.output_digest != NO_DIGEST:
                 raise ProtocolViolation("stage 0 sends no gradient, its receipt names one")

@@ -12,8 +12,11 @@ from subnet.frames import digest
 from subnet.model.flat import unflatten
 from subnet.model.init import initial_params
 from subnet.model.partition import param_shapes
+from subnet.sim.strategies import make_worker
 from subnet.training.pipeline import SampleKey, StageWorker
-from subnet.types import Digest, Epoch, NumericMode, SampleId, StageIndex
+from subnet.types import Digest, Epoch, Hotkey, Measures, NumericMode, SampleId, StageIndex
+from subnet.validation.recording import Recorder, Recording
+from subnet.validation.replay import replay_segment
 
 Tokens = npt.NDArray[np.int64]
 
@@ -121,3 +124,45 @@ def as_tensors(config: RunConfig, worker: StageWorker) -> dict[str, torch.Tensor
     """The worker's current params by name, with gradients to be taken."""
     shapes = param_shapes(config, worker.stage)
     return {name: value.requires_grad_() for name, value in unflatten(worker.params(), shapes).items()}
+
+
+def record_epoch(
+    config: RunConfig,
+    kinds: Sequence[str | None],
+    *,
+    num_segments: int,
+    mode: NumericMode = NumericMode.FP32,
+) -> list[list[Recording]]:
+    """Segments of one epoch, by number and stage; `kinds[stage]` is the cheat of that stage's miner."""
+    corpus = PatternCorpus(config)
+    recorders = []
+    for index, kind in enumerate(kinds):
+        worker = make_worker(kind, config, StageIndex(index), mode)
+        worker.load(initial_params(config, StageIndex(index)))
+        recorders.append(Recorder(worker, run_id="run", epoch=Epoch(0), hotkey=Hotkey(f"miner {index}")))
+    segments = []
+    sample = 0
+    for _ in range(num_segments):
+        for _ in range(config.audit.checkpoint_every * config.training.accumulate):
+            record_pass(recorders, corpus, (0, sample, 0))
+            sample += 1
+            for recorder in recorders:
+                if recorder.worker.num_accumulated == config.training.accumulate:
+                    recorder.step()
+        segments.append([recorder.close_segment() for recorder in recorders])
+    return segments
+
+
+def record_pass(recorders: Sequence[Recorder], corpus: PatternCorpus, key: SampleKey) -> None:
+    """Forward and backward of one sample through all stages."""
+    payload: bytes | None = None
+    for recorder in recorders:
+        payload = recorder.forward(key, corpus.tokens(Epoch(key[0]), SampleId(key[1])), payload)
+    for recorder in reversed(recorders):
+        payload = recorder.backward(key, payload)
+
+
+def replay(config: RunConfig, made: Recording, mode: NumericMode = NumericMode.FP32) -> Measures:
+    """Measures of a segment as presented."""
+    corpus = PatternCorpus(config)
+    return replay_segment(config, made.challenge, made.start, made.end, made.evidence, corpus, mode)

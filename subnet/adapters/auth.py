@@ -4,6 +4,7 @@ A signature is spelled as lower-case hex of 64 bytes; sr25519 bare, ed25519 with
 never tries both. ed25519 is deterministic, which the simulation needs.
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class KeypairSigner:
             return False
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_canonical(address: str) -> bool:
     """Whether this is the one spelling of its key that the chain uses: a key under two names would be two miners."""
     return bool(ss58_encode(ss58_decode(address), _SS58_FORMAT) == address)

@@ -5,7 +5,6 @@ An object's key is made by the orchestrator and an object never changes, so a re
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from subnet.adapters import routes
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url
-from subnet.adapters.http_client import NETWORK_ERRORS, read_response, say
+from subnet.adapters.http_client import NETWORK_ERRORS, Body, read_response, say
 from subnet.adapters.listener import Listener
 from subnet.adapters.rates import transfer_limit_s
 from subnet.adapters.system import check_name, publish, remove_left_overs, temporary_beside, write_atomically
@@ -25,7 +24,6 @@ from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.ports import Clock
 from subnet.types import BlobRef, Digest
 
-_PIECE_BYTES = 1 << 18
 _ERROR_LIMIT_BYTES = 1 << 16
 _RETRYABLE = frozenset({408, 425, 429})
 
@@ -180,13 +178,10 @@ class HttpBlobs:
 
     async def put(self, url: str, data: bytes) -> None:
         """Upload exactly the granted bytes. Raises Refused (grant does not fit), TransientFailure."""
-        headers = {"Content-Length": str(len(data)), "Content-Type": "application/octet-stream"}
         try:
             async with (
                 asyncio.timeout(transfer_limit_s(len(data))),
-                self._session.put(
-                    yarl.URL(url, encoded=True), data=_pieces(data), headers=headers, allow_redirects=False
-                ) as response,
+                self._session.put(yarl.URL(url, encoded=True), data=Body(data), allow_redirects=False) as response,
             ):
                 if response.status in (200, 201, 204):
                     return
@@ -223,12 +218,6 @@ class HttpBlobs:
         raise TransientFailure(
             f"download refused with status {response.status}: {routes.error_of(response.status, data)}"
         )
-
-
-async def _pieces(data: bytes) -> AsyncIterator[bytes]:
-    """The body in pieces, so that a large one does not hold up the loop."""
-    for at in range(0, len(data), _PIECE_BYTES):
-        yield data[at : at + _PIECE_BYTES]
 
 
 def _refusal(status: int, answer: bytes) -> Refused | TransientFailure:

@@ -6,6 +6,7 @@ from typing import cast
 
 import aiohttp
 import yarl
+from aiohttp.abc import AbstractStreamWriter
 
 from subnet import draws, wire
 from subnet.adapters import routes
@@ -16,6 +17,8 @@ from subnet.types import Hotkey
 
 _ATTEMPT_S = 20.0
 """An attempt without an answer for this long (beyond a long poll's wait) is given up and made again."""
+PIECE_BYTES = 1 << 16
+"""A body is handed to the connection in pieces of this size."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 """What an exchange that may be repeated can end in."""
@@ -32,6 +35,28 @@ def open_session(*, max_connections: int = 256) -> aiohttp.ClientSession:
         read_bufsize=1 << 18,
         cookie_jar=aiohttp.DummyCookieJar(),
     )
+
+
+class Body(aiohttp.Payload):
+    """A body of buffers, sent in pieces without copying: a large one neither doubles in memory nor holds up the loop."""
+
+    _autoclose = True
+
+    def __init__(self, *parts: bytes | memoryview) -> None:
+        super().__init__(parts, content_type="application/octet-stream")
+        self._parts = parts
+        self._size = sum(len(part) for part in parts)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The whole body as text, which aiohttp asks of every payload."""
+        return b"".join(self._parts).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send piece after piece; each waits until the connection has room."""
+        for part in self._parts:
+            view = memoryview(part)
+            for at in range(0, len(part), PIECE_BYTES):
+                await writer.write(view[at : at + PIECE_BYTES])
 
 
 async def read_response(response: aiohttp.ClientResponse, *, limit_bytes: int) -> bytes:

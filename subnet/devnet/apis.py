@@ -185,6 +185,21 @@ def _stake_infos_of_many(storage: Storage, coldkeys: list[str]) -> list[Any]:
     return [[coldkey, _stake_infos(storage, coldkey)] for coldkey in coldkeys]
 
 
+def _stake_availability(
+    storage: Storage, coldkeys: list[str], netuids: list[int] | None
+) -> dict[str, dict[int, dict[str, int]]]:
+    """What each coldkey has on each subnet; the devnet locks nothing."""
+    found: dict[str, dict[int, dict[str, int]]] = {}
+    for coldkey in coldkeys:
+        by_netuid = found.setdefault(coldkey, {})
+        for info in _stake_infos(storage, coldkey):
+            if netuids is None or info["netuid"] in netuids:
+                sums = by_netuid.setdefault(info["netuid"], {"total": 0, "locked": 0, "available": 0})
+                sums["total"] += info["stake"]
+                sums["available"] += info["stake"]
+    return found
+
+
 def _dynamic_info(storage: Storage, netuid: int) -> dict[str, Any] | None:
     graph = _metagraph(storage, netuid)
     if graph is None:
@@ -224,6 +239,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "StakeInfoRuntimeApi_get_stake_info_for_coldkey": _stake_infos,
     "StakeInfoRuntimeApi_get_stake_info_for_coldkeys": _stake_infos_of_many,
     "StakeInfoRuntimeApi_get_stake_info_for_hotkey_coldkey_netuid": _stake_info,
+    "StakeInfoRuntimeApi_get_stake_availability_for_coldkeys": _stake_availability,
     "SubnetInfoRuntimeApi_get_all_dynamic_info": _all_dynamic_info,
     "SubnetInfoRuntimeApi_get_all_metagraphs": _all_metagraphs,
     "SubnetInfoRuntimeApi_get_block_emission": _block_emission,

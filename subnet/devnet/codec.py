@@ -151,8 +151,11 @@ class Codec:
         return {"bool": False, "str": ""}.get(detail, 0) if value is None else value
 
     def _filled_composite(self, type_id: int, fields: list[Any], value: Any) -> Any:
-        if self._types[type_id].get("path", [""])[-1] == "AccountId32":
+        name = self._types[type_id].get("path", [""])[-1]
+        if name == "AccountId32":
             return NO_ACCOUNT if value is None else value
+        if name == "BTreeMap":
+            return value or {}
         if fields and fields[0].get("name"):
             given = value or {}
             return {field["name"]: self._filled(field["type"], given.get(field["name"])) for field in fields}

@@ -267,16 +267,22 @@ def audit(
     target: Annotated[
         str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
     ],
+    chain: Annotated[
+        str | None,
+        typer.Option("--chain", metavar="URL", help="Chain to compare with; without it DIR's own, or the network's."),
+    ] = None,
+    netuid: Annotated[int | None, typer.Option("--netuid", metavar="N", help="The run's subnet, with a URL.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Recompute every score from the public record; needs no key.
 
     \b
     strata audit localnet
-    strata audit https://strata.example.org
+    strata audit https://strata.example.org --netuid 12
 
     Exit code 0: all equal. 1: not equal, and it says which event.
     """
-    _enter("audit", target)
+    _enter("audit", target, chain, netuid, as_json)
 
 
 @app.command()

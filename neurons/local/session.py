@@ -94,6 +94,7 @@ class Session:
             await self._supervisor.stop_roles()
             evidence = await self._complete(evidence)
             self._conclude(evidence)
+            await self._supervisor.stop()
 
     async def _start(self, watch: Watch, group: asyncio.TaskGroup) -> None:
         plan, layout = self._plan, self._layout

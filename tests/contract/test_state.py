@@ -90,6 +90,15 @@ async def test_of_many_at_once_one_is_first(store: StateStore) -> None:
     assert sorted(answers) == [False] * 39 + [True]
 
 
+async def test_a_cancelled_question_takes_no_other_with_it(store: StateStore) -> None:
+    questions = [asyncio.create_task(store.remember_once(f"nonce {number}", for_s=60)) for number in range(20)]
+    await CLOCK.sleep(0)
+    for cancelled in (0, 7):
+        questions[cancelled].cancel()
+    answers = await asyncio.gather(*questions, return_exceptions=True)
+    assert [answer for number, answer in enumerate(answers) if number not in (0, 7)] == [True] * 18
+
+
 async def test_a_lease_has_one_holder(store: StateStore) -> None:
     assert await store.hold_lease("leader", "one", for_s=60) == "one"
     assert await store.hold_lease("leader", "two", for_s=60) == "one"

@@ -68,7 +68,7 @@ async def subnet(kind: str, **knobs: int) -> AsyncIterator[Subnet]:
     genesis = SubnetGenesis(
         netuid=NETUID, hyperparameters={"tempo": TEMPO, "weights_rate_limit": 2, "serving_rate_limit": 3, **knobs}
     )
-    funded = {hotkey("Bank"): 100_000.0}
+    funded = {str(hotkey("Bank")): 100_000.0}
     node = Node(DevnetConfig(port=0, block_time_s=0.05, subnets=(genesis,), prefunded=funded))
     async with node.running():
         made = _devnet(node)

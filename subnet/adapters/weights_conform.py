@@ -8,6 +8,8 @@ from subnet.errors import Refused
 from subnet.types import Hotkey, Metagraph, Uid
 
 U16_MAX = 65_535
+_NEGLIGIBLE = 1e-9
+"""Share of the largest weight that is nothing on any chain: a u16 cannot show 7.6e-6 of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ def conform(weights: Mapping[Hotkey, float], metagraph: Metagraph, rules: Weight
         raise Refused(
             "too_few_weights", f"the subnet wants at least {needed} weights, only {len(values)} are above zero"
         )
-    zeros = tuple(hotkey for hotkey, value in scaled.items() if value == 0 and shares[hotkey] > 0)
+    zeros = tuple(hotkey for hotkey, value in scaled.items() if value == 0 and kept[hotkey] > 0)
     return ConformedWeights(values=dict(sorted(values.items())), dropped=dropped, rounded_to_zero=zeros)
 
 
@@ -82,10 +84,13 @@ def _limited(weights: Mapping[Hotkey, float], limit: float) -> dict[Hotkey, floa
 
     Where no distribution satisfies the limit, all get the same, which is the closest there is.
     """
-    total = math.fsum(weights.values())
-    if total <= 0:
+    largest = max(weights.values(), default=0.0)
+    if largest <= 0:
         return dict.fromkeys(weights, 0.0)
-    shares = {hotkey: weight / total for hotkey, weight in weights.items()}
+    relative = {hotkey: weight / largest for hotkey, weight in weights.items()}
+    counted = {hotkey: share if share > _NEGLIGIBLE else 0.0 for hotkey, share in relative.items()}
+    total = math.fsum(counted.values())
+    shares = {hotkey: share / total for hotkey, share in counted.items()}
     positive = sorted(hotkey for hotkey, share in shares.items() if share > 0)
     if limit >= 1 or len(positive) * limit <= 1:
         return shares if limit >= 1 else {hotkey: float(hotkey in positive) for hotkey in shares}

@@ -149,7 +149,7 @@ class Listener:
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one. Raises OSError that names the port when it is taken."""
         self._watch = _Watch()
-        self._runner = web.ServerRunner(_Server(self._answer, self.limits), shutdown_timeout=1.0)
+        self._runner = web.ServerRunner(_Server(self._answer, self.limits), shutdown_timeout=0.5)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, backlog=1024, reuse_address=True).start()
@@ -174,7 +174,7 @@ class Listener:
         return len(server.connections) if server is not None else 0
 
     async def stop(self) -> None:
-        """Close the socket and every connection; running handlers get a second to end."""
+        """Close the socket and every connection; running handlers get a moment to end."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from subnet import frames, wire
 from subnet.adapters.auth import KeypairSigner, RequestSigner
@@ -284,3 +286,35 @@ async def test_a_cut_connection_leaves_nothing_behind() -> None:
                 await CLOCK.sleep(0)
         assert not pair.taken
         await pair.alice.send(BOB.hotkey, pair.endpoint, sent)
+
+
+async def test_a_frame_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subnet.adapters.peers.transfer_limit_s", lambda size_bytes: 0.3)
+    async with connected() as pair:
+        sent = frame()
+        headers = RequestSigner(ALICE, CLOCK).headers("POST", _path(sent), receiver=BOB.hotkey)
+        head = f"POST {_path(sent)} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(frames.encode(sent))}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.bob.port)
+        writer.write(head.encode() + frames.encode(sent)[:-10])
+        async with asyncio.timeout(5):
+            assert b" 400 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        assert pair.bob._buffered_bytes == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 2000), flip=st.integers(1, 255), cut=st.integers(0, 40))
+def test_no_bent_byte_of_a_frame_is_taken(at: int, flip: int, cut: int) -> None:
+    async def run() -> None:
+        async with connected() as pair:
+            sent = frame()
+            body = bytearray(frames.encode(sent))
+            body[at % len(body)] ^= flip
+            headers = RequestSigner(ALICE, CLOCK).headers("POST", _path(sent), receiver=BOB.hotkey)
+            status, _ = await _post(pair, _path(sent), bytes(body[: len(body) - cut]), headers)
+            assert status == 400
+            assert not pair.taken
+
+    asyncio.run(run())

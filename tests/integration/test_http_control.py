@@ -94,6 +94,19 @@ async def test_long_polls_wait_while_other_requests_pass() -> None:
         assert await poll == wire.Done()
 
 
+async def test_stopping_does_not_wait_for_long_polls() -> None:
+    async with serving() as (orchestrator, listener, url), open_session() as session:
+        control = HttpControl(session, url, signer=MINER, orchestrator=OWNER.hotkey, clock=CLOCK)
+        poll = asyncio.create_task(control.call(wire.Poll(known_version=0, wait_s=60.0), timeout_s=3.0))
+        async with asyncio.timeout(5):
+            while not orchestrator.asked:
+                await CLOCK.sleep(0.001)
+        async with asyncio.timeout(5):
+            await listener.stop()
+        with pytest.raises(TransientFailure):
+            await poll
+
+
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [

@@ -150,52 +150,82 @@ def _wrong_in_post(posted: ScoresPosted, history: History) -> str:
     return ""
 
 
-def check_roots(history: History, discovery: wire.Discovery) -> Finding:
-    """The newest roots on chain are the record's."""
+def check_roots(history: History, discovery: wire.Discovery, *, is_final: bool = False) -> Finding:
+    """The roots on chain are the record's; of a run that goes on, the newest segment may not be there yet."""
     name = "roots on chain are the record's"
     record = history.record
-    if discovery.n != record.num_segments or discovery.s != (record.head if record.num_segments else ""):
-        heads = [GENESIS_HEAD, *(board.head for board in history.boards)]
-        known = discovery.n < len(heads) and discovery.s in ("", heads[discovery.n])
-        why = "an older part of it" if known else "another record"
-        detail = f"the chain has {discovery.n} segments, head {discovery.s[:16] or 'none'}: {why}; here are "
-        return Finding(name=name, holds=False, detail=f"{detail}{record.num_segments}, head {record.head[:16]}")
-    roots = [entry.fact for entry in record.entries if isinstance(entry.fact, RootCommitted)]
-    if roots and (discovery.e, discovery.m) != (roots[-1].epoch, roots[-1].root):
-        detail = (
-            f"the chain has commit root {discovery.m[:16]} of epoch {discovery.e}, the record {roots[-1].root[:16]}"
-        )
-        return Finding(name=name, holds=False, detail=f"{detail} of epoch {roots[-1].epoch}")
-    detail = f"{discovery.n} segments, head {discovery.s[:16]}; commit root {discovery.m[:16]} of epoch {discovery.e}"
+    heads = [GENESIS_HEAD, *(board.head for board in history.boards)]
+    shown = f"{discovery.n} segments, head {discovery.s[:16] or 'none'}"
+    if discovery.n >= len(heads) or (discovery.n and discovery.s != heads[discovery.n]):
+        detail = f"the chain has {shown}; here are {record.num_segments}, head {record.head[:16]}"
+        return Finding(name=name, holds=False, detail=detail)
+    missing = record.num_segments - discovery.n
+    if missing > (0 if is_final else 1):
+        return Finding(name=name, holds=False, detail=f"the newest {missing} segments are not on chain: it has {shown}")
+    wrong = _wrong_commit_root(history, discovery, is_final=is_final)
+    if wrong:
+        return Finding(name=name, holds=False, detail=wrong)
+    late = "; the newest is not on chain yet" if missing else ""
+    detail = f"{shown}; commit root {discovery.m[:16]} of epoch {discovery.e}{late}"
     return Finding(name=name, holds=True, detail=detail)
 
 
+def _wrong_commit_root(history: History, discovery: wire.Discovery, *, is_final: bool) -> str:
+    roots = [entry.fact for entry in history.record.entries if isinstance(entry.fact, RootCommitted)]
+    if not roots:
+        return ""
+    recorded = {root.epoch: root.root for root in roots}
+    is_newer = discovery.e > roots[-1].epoch and not is_final
+    if is_newer or (recorded.get(Epoch(discovery.e)) == discovery.m and discovery.e == roots[-1].epoch):
+        return ""
+    return (
+        f"the chain has commit root {discovery.m[:16] or 'none'} of epoch {discovery.e}, "
+        f"the record {roots[-1].root[:16]} of epoch {roots[-1].epoch}"
+    )
+
+
 def check_weights(
-    history: History, metagraph: Metagraph, on_chain: Mapping[Hotkey, Mapping[Uid, int]], *, names: Mapping[Hotkey, str]
+    history: History,
+    metagraph: Metagraph,
+    on_chain: Mapping[Hotkey, Mapping[Uid, int]],
+    *,
+    names: Mapping[Hotkey, str],
+    is_final: bool = False,
 ) -> Finding:
-    """The weights that validators have on chain are the record's within one step of u16 rounding."""
+    """The weights that validators have on chain are the record's within one step of u16 rounding.
+
+    Of a run that goes on, a validator may still have those of the segment before.
+    """
     name = "weights on chain are the scores, within u16 rounding"
-    neurons = metagraph.by_hotkey()
-    expected = {
-        neurons[hotkey].uid: (value, hotkey)
-        for hotkey, value in to_u16(history.final_weights()).items()
-        if hotkey in neurons
-    }
-    if not expected:
+    if not history.final_weights():
         return Finding(name=name, holds=None, detail="the record gives nobody a weight")
     posters = [hotkey for hotkey in sorted(on_chain) if on_chain[hotkey]]
     if not posters:
         return Finding(name=name, holds=False, detail="no validator has weights on chain")
+    newest = len(history.boards) - 1
     for validator in posters:
-        found = on_chain[validator]
-        for uid in sorted(set(expected) | set(found)):
-            value, hotkey = expected.get(uid, (0, Hotkey("")))
-            if abs(found.get(uid, 0) - value) > 1:
-                who = names.get(hotkey, hotkey) or "no score"
-                shown = names.get(validator, validator)
-                detail = f"{shown} gives uid {uid} ({who}) {found.get(uid, 0)}, the record yields {value}"
-                return Finding(name=name, holds=False, detail=detail)
-    return Finding(name=name, holds=True, detail=f"{len(posters)} validators, {len(expected)} weights each")
+        admitted = (newest,) if is_final or newest == 0 else (newest, newest - 1)
+        wrong = [_wrong_weight(history.boards[index], metagraph, on_chain[validator], names) for index in admitted]
+        if all(wrong):
+            return Finding(name=name, holds=False, detail=f"{names.get(validator, validator)} gives {wrong[0]}")
+    return Finding(
+        name=name, holds=True, detail=f"{len(posters)} validators, {len(history.final_weights())} weights each"
+    )
+
+
+def _wrong_weight(board: Board, metagraph: Metagraph, found: Mapping[Uid, int], names: Mapping[Hotkey, str]) -> str:
+    """The first weight that is not the board's, in words; empty when all are."""
+    neurons = metagraph.by_hotkey()
+    expected = {
+        neurons[hotkey].uid: (value, hotkey) for hotkey, value in to_u16(board.weights).items() if hotkey in neurons
+    }
+    for uid in sorted(set(expected) | set(found)):
+        value, hotkey = expected.get(uid, (0, Hotkey("")))
+        if abs(found.get(uid, 0) - value) > 1:
+            return (
+                f"uid {uid} ({names.get(hotkey, hotkey) or 'no score'}) {found.get(uid, 0)}, the record yields {value}"
+            )
+    return ""
 
 
 def published_epochs(history: History) -> tuple[Epoch, ...]:

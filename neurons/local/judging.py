@@ -32,7 +32,7 @@ def _record_findings(evidence: Evidence, verify: Verify) -> Iterator[Finding]:
     if evidence.discovery is None:
         yield Finding(name=name, holds=False, detail="the owner has no record on chain")
     else:
-        yield checks.check_roots(history, evidence.discovery)
+        yield checks.check_roots(history, evidence.discovery, is_final=True)
 
 
 def _training_findings(evidence: Evidence) -> Iterator[Finding]:
@@ -46,7 +46,9 @@ def _training_findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _pay_findings(evidence: Evidence) -> Iterator[Finding]:
-    yield checks.check_weights(evidence.history, evidence.metagraph, evidence.weights, names=evidence.names)
+    yield checks.check_weights(
+        evidence.history, evidence.metagraph, evidence.weights, names=evidence.names, is_final=True
+    )
     yield _all_validators_weigh(evidence)
     yield _honest_are_paid(evidence)
     yield _honest_are_not_convicted(evidence)

@@ -51,10 +51,16 @@ def directory_claim(directory: Path, run_id: str, *, role: str) -> Iterator[None
         yield
 
 
+def claimed_run(directory: Path) -> str | None:
+    """The run that `directory` belongs to, None when no run has claimed it yet."""
+    marker = directory / _MARKER
+    return marker.read_text(encoding="utf-8", errors="replace").strip() if marker.exists() else None
+
+
 def _check_owner(directory: Path, run_id: str) -> None:
     marker = directory / _MARKER
-    if marker.exists():
-        found = marker.read_text(encoding="utf-8", errors="replace").strip()
+    found = claimed_run(directory)
+    if found is not None:
         if found != run_id:
             raise StartupRefused(
                 f"{directory} belongs to run {found[:80] or '(unreadable)'}, this is run {run_id}; nothing was changed.\n"

@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import secrets
 import sys
 
 import msgspec
 
-from neurons.claims import directory_claim
 from neurons.exit_codes import ExitCode
 from neurons.init_run import config_digest, create_run
 from neurons.lifecycle import Stop, run_role, until_stopped
@@ -34,21 +32,20 @@ async def run_orchestrator(config: NodeConfig, stop: Stop) -> None:
         genesis = await _genesis(node)
         if genesis is None:
             await _refuse_other_run(node)
-            genesis = await _create(node, run_id=None)
-        with directory_claim(config.node.data_path, genesis.run_id, role="orchestrator"):
-            _check_config(config, genesis)
-            await _serve(node, genesis, stop)
+            genesis = await _create(node)
+        _check_config(config, genesis)
+        await _serve(node, genesis, stop)
 
 
 async def announce_run(config: NodeConfig, *, url: str, run_id: str | None) -> str:
     """Create a run, store its genesis, and put it on chain; returns its id. Raises StartupRefused when there is one."""
-    async with owner_node(config, url=url) as node:
+    async with owner_node(config, url=url, run_id=run_id) as node:
         if await _genesis(node) is not None:
             raise StartupRefused(
                 f"{config.node.data_path} holds a run already; nothing was changed. Name another with --data-dir.",
                 ExitCode.FOREIGN_DIRECTORY,
             )
-        genesis = await _create(node, run_id=run_id)
+        genesis = await _create(node)
         await node.chain.commit(wire.encode(_discovery(node, genesis)))
         return genesis.run_id
 
@@ -82,14 +79,14 @@ async def _refuse_other_run(node: OwnerNode) -> None:
     )
 
 
-async def _create(node: OwnerNode, *, run_id: str | None) -> Created:
+async def _create(node: OwnerNode) -> Created:
     config = node.config
     corpus = make_corpus(config.run)
     block = await node.chain.block()
     created = await create_run(
         config.run,
         config.incentives,
-        run_id=run_id or f"run-{secrets.token_hex(6)}",
+        run_id=node.run_id,
         owner=node.signer.hotkey,
         corpus_digest=corpus.digest,
         blobs=node.blobs,

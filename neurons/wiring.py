@@ -13,7 +13,7 @@ import msgspec
 
 from incentives.config import IncentiveConfig
 from neurons import settings
-from neurons.claims import directory_claim, hotkey_claim, require_free_port
+from neurons.claims import claimed_run, directory_claim, hotkey_claim, require_free_port
 from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
 from neurons.exit_codes import ExitCode
 from neurons.init_run import config_digest
@@ -158,6 +158,7 @@ class OwnerNode:
     """The orchestrator's side: the owner's key, the stores, the chain."""
 
     config: NodeConfig
+    run_id: str
     signer: KeypairSigner
     chain: BittensorChain
     store: StateStore
@@ -168,8 +169,13 @@ class OwnerNode:
 
 
 @contextlib.asynccontextmanager
-async def owner_node(config: NodeConfig, *, url: str | None = None) -> AsyncIterator[OwnerNode]:
-    """Open what the orchestrator needs. Raises StartupRefused when this key does not own the subnet."""
+async def owner_node(
+    config: NodeConfig, *, url: str | None = None, run_id: str | None = None
+) -> AsyncIterator[OwnerNode]:
+    """Open what the orchestrator needs; the directory's run, or `run_id`, or a drawn one when it is empty.
+
+    Raises StartupRefused when this key does not own the subnet, or the directory is not this run's.
+    """
     node = config.node
     keypair = load_hotkey(node)
     signer = KeypairSigner(keypair)
@@ -186,13 +192,15 @@ async def owner_node(config: NodeConfig, *, url: str | None = None) -> AsyncIter
         stack.enter_context(
             hotkey_claim(node.lock_path, signer.hotkey, chain=node.endpoint, netuid=node.netuid, role="orchestrator")
         )
-        node.data_path.mkdir(parents=True, exist_ok=True)
+        run_id = claimed_run(node.data_path) or run_id or f"run-{secrets.token_hex(6)}"
+        stack.enter_context(directory_claim(node.data_path, run_id, role="orchestrator"))
         require_free_port(node.listen_host, node.port)
         clock = SystemClock()
         place = endpoint_of(config, node.port)
         base_url = (url or f"http://{place.host}:{place.port}").rstrip("/")
         yield OwnerNode(
             config=config,
+            run_id=run_id,
             signer=signer,
             chain=chain,
             store=await _state_store(config, stack),

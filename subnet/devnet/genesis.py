@@ -11,6 +11,7 @@ _ROOT = 0
 def write_genesis(ctx: Context, config: DevnetConfig, shield: Shield) -> None:
     """Fill an empty state."""
     ctx.write("System", "Number", 0)
+    ctx.write("Timestamp", "Now", ctx.now_ms)
     ctx.write("MevShield", "NextKey", "0x" + shield.public_key.hex())
     ctx.write("MevShield", "CurrentKey", "0x" + shield.public_key.hex())
     for address, tao in sorted({ALICE: config.alice_tao, **config.prefunded}.items()):

@@ -47,13 +47,3 @@ async def create_run(
         stage_flops=tuple(stage_flops(config, stage) for stage in stages),
         beacon=beacon,
     )
-
-
-def description(config: RunConfig, incentives: IncentiveConfig, corpus_digest: Digest) -> bytes:
-    """All that the nodes of a run agree on, one line each: the public object `config`."""
-    return b"\n".join((config_bytes(config), wire.encode(incentives), corpus_digest.encode()))
-
-
-def config_digest(config: RunConfig, incentives: IncentiveConfig, corpus_digest: Digest) -> Digest:
-    """Digest of the description: what the owner's on-chain record pins."""
-    return digest(description(config, incentives, corpus_digest))

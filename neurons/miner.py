@@ -7,11 +7,11 @@ import logging
 import secrets
 
 import torch
-from subnet.sim.strategies import make_worker
 
 from neurons.claims import require_free_port
 from neurons.exit_codes import ExitCode
 from neurons.lifecycle import Stop, run_role, until_stopped
+from neurons.observe import frame_measures, miner_measures, observed
 from neurons.roles.miner import Miner
 from neurons.roles.ports import MinerPorts
 from neurons.settings import NodeConfig
@@ -20,6 +20,7 @@ from subnet.adapters.peers import HttpPeers
 from subnet.adapters.system import DirectoryDisk
 from subnet.errors import Refused, StartupRefused, StrataError, TransientFailure
 from subnet.frames import FrameHeader
+from subnet.sim.strategies import make_worker
 from subnet.types import Endpoint
 
 log = logging.getLogger("strata.miner")
@@ -49,7 +50,13 @@ async def run_miner(config: NodeConfig, stop: Stop, *, cheat: str | None = None)
         miner = _miner(node, peers, endpoint, cheat)
         await peers.start(config.node.listen_host, config.node.port)
         try:
-            await until_stopped(stop, _work(node, miner, peers, endpoint))
+            async with observed(
+                config,
+                role="miner",
+                health=miner.health,
+                measures=lambda: [*miner_measures(miner), *frame_measures(peers.counters)],
+            ):
+                await until_stopped(stop, _work(node, miner, peers, endpoint))
             if miner.num_open_samples:
                 stop.report_lost(f"{miner.num_open_samples} samples in flight")
             await _write_counters(node, miner, peers)

@@ -6,9 +6,10 @@ import sys
 
 import msgspec
 
+from neurons.description import config_digest
 from neurons.exit_codes import ExitCode
-from neurons.init_run import config_digest, create_run
 from neurons.lifecycle import Stop, run_role, until_stopped
+from neurons.observe import observed, run_measures
 from neurons.roles.orchestrator import Orchestrator
 from neurons.scoring import parse_discovery
 from neurons.settings import NodeConfig
@@ -18,6 +19,7 @@ from subnet.adapters.blobs import DirectoryBlobStore
 from subnet.adapters.corpus import make_corpus
 from subnet.adapters.http_server import mount_control, mount_public, mount_status
 from subnet.adapters.listener import Listener
+from subnet.dashboard.views import run_view
 from subnet.errors import NotFound, ProtocolViolation, StartupRefused
 from subnet.orchestration.events import Created, decode_event, encode_event
 
@@ -80,6 +82,8 @@ async def _refuse_other_run(node: OwnerNode) -> None:
 
 
 async def _create(node: OwnerNode) -> Created:
+    from neurons.init_run import create_run  # brings torch, which serving a run that exists does without
+
     config = node.config
     corpus = make_corpus(config.run)
     block = await node.chain.block()
@@ -132,15 +136,23 @@ async def _serve(node: OwnerNode, genesis: Created, stop: Stop) -> None:
     listener = Listener()
     mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, memory=node.store, clock=node.clock)
     mount_public(listener, orchestrator.public)
-    mount_status(
-        listener,
-        health=lambda: {"run": genesis.run_id, "epoch": orchestrator.state.epoch, "phase": orchestrator.state.phase},
-    )
+
+    def health() -> dict[str, object]:
+        state = orchestrator.state
+        return {"run": genesis.run_id, "epoch": state.epoch, "phase": state.phase}
+
+    mount_status(listener, health=health)
     if isinstance(node.blobs, DirectoryBlobStore):
         node.blobs.mount_on(listener)
     await listener.start(node.config.node.listen_host, node.config.node.port)
     try:
-        await until_stopped(stop, _work(orchestrator, listener))
+        async with observed(
+            node.config,
+            role="orchestrator",
+            health=health,
+            measures=lambda: run_measures(run_view(orchestrator.state)),
+        ):
+            await until_stopped(stop, _work(orchestrator, listener))
     finally:
         await listener.stop()
 

@@ -69,7 +69,7 @@ class NodeSettings(Record, frozen=True):
     state_url: str = ""
     """redis://HOST:PORT/DB of the orchestrator; empty: an embedded store in `data_dir`."""
     blob_url: str = ""
-    """s3://BUCKET of the orchestrator (keys from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL); empty: a directory under `data_dir`."""
+    """s3://BUCKET of the orchestrator, with its keys in the AWS_ variables; empty: a directory under `data_dir`."""
     mode: NumericMode = NumericMode.FP32
     """How this node computes; the run's `training.modes` must allow it."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0

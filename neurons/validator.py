@@ -5,6 +5,7 @@ import logging
 import torch
 
 from neurons.lifecycle import Stop, run_role, until_stopped
+from neurons.observe import observed, validator_measures
 from neurons.roles.validator import Validator, ValidatorPorts
 from neurons.settings import NodeConfig
 from neurons.wiring import joined_node
@@ -31,7 +32,10 @@ async def run_validator(config: NodeConfig, stop: Stop) -> None:
         validator = Validator(
             config=node.run, discovery=node.discovery, owner=node.owner, mode=config.node.mode, ports=ports
         )
-        await until_stopped(stop, validator.run())
+        async with observed(
+            config, role="validator", health=validator.health, measures=lambda: validator_measures(validator)
+        ):
+            await until_stopped(stop, validator.run())
         if validator.num_open_audits:
             stop.report_lost(f"{validator.num_open_audits} audits not answered")
 

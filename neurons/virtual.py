@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from incentives.config import IncentiveConfig
-from neurons.init_run import config_digest, create_run
+from neurons.description import config_digest
+from neurons.init_run import create_run
 from neurons.roles.miner import MakeWorker, Miner
 from neurons.roles.orchestrator import Orchestrator
 from neurons.roles.ports import MinerPorts

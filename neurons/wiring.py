@@ -14,9 +14,9 @@ import msgspec
 from incentives.config import IncentiveConfig
 from neurons import settings
 from neurons.claims import claimed_run, directory_claim, hotkey_claim, require_free_port
+from neurons.description import config_digest
 from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
 from neurons.exit_codes import ExitCode
-from neurons.init_run import config_digest
 from neurons.settings import NodeConfig
 from neurons.wallets import load_hotkey
 from subnet import wire

@@ -91,6 +91,21 @@ class Miner:
             raise Backpressure("this miner has no stage yet")
         self._stage.bench.expect(header)
 
+    def health(self) -> dict[str, object]:
+        """Where this miner is, for a monitor."""
+        directive = self.directive
+        return {
+            "stage": directive.stage if directive else None,
+            "epoch": directive.epoch if directive else None,
+            "phase": directive.phase if directive else None,
+            "note": directive.note if directive else "not joined yet",
+        }
+
+    @property
+    def num_batches(self) -> int:
+        """Backward passes done in this epoch."""
+        return self._stage.books.num_batches if self._stage else 0
+
     def counters(self) -> dict[str, object]:
         """What went over the wire so far: payload bytes by direction, passes, and each merge."""
         delivered = self._delivery.payload_bytes if self._delivery else {}

@@ -76,7 +76,16 @@ class Validator:
         self._ports = ports
         self._changed = asyncio.Event()
         self._signed = _Signed()
-        self._num_scored = 0
+        self.num_scored = 0
+        self.num_verdicts = dict.fromkeys(Outcome, 0)
+
+    def health(self) -> dict[str, object]:
+        """Where this validator is, for a monitor."""
+        return {
+            "epoch": self.directive.epoch if self.directive else None,
+            "open_audits": self.num_open_audits,
+            "segments_scored": self.num_scored,
+        }
 
     @property
     def num_open_audits(self) -> int:
@@ -151,6 +160,7 @@ class Validator:
 
     async def _audit(self, challenge: wire.Challenge) -> None:
         outcome, reason, measures = await self._judge(challenge)
+        self.num_verdicts[outcome] += 1
         verdict = Verdict(
             run_id=self._run_id,
             epoch=challenge.epoch,
@@ -240,10 +250,10 @@ class Validator:
     async def _score(self) -> bool:
         """Follow the ledger to the root on chain, and post the weights it yields; False when there is nothing new."""
         ports = self._ports
-        if self.directive is None or self.directive.sealed_segments <= self._num_scored:
+        if self.directive is None or self.directive.sealed_segments <= self.num_scored:
             return False
         discovery = parse_discovery(await ports.chain.commitment(self._owner))
-        if discovery.n <= self._num_scored:
+        if discovery.n <= self.num_scored:
             return False
         await self.record.follow(ports.public, discovery.n)
         if self.record.num_segments != discovery.n or self.record.head != discovery.s:
@@ -253,7 +263,7 @@ class Validator:
         if weights:
             at_block = await ports.chain.set_weights(weights)
             log.info("weights set", extra={"segment": discovery.n - 1, "at_block": at_block, "miners": len(weights)})
-        self._num_scored = discovery.n
+        self.num_scored = discovery.n
         await ports.control.call(
             wire.PostScores(
                 segment=discovery.n - 1,

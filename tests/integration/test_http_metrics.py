@@ -1,31 +1,30 @@
-"""What a scrape of each role shows."""
+"""What a scrape shows."""
+
+from collections.abc import Iterator
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from neurons.observe import frame_measures
 from subnet.adapters.blobs import HttpBlobs
 from subnet.adapters.http_client import open_session
 from subnet.adapters.http_server import mount_status
 from subnet.adapters.listener import Listener
-from subnet.adapters.metrics import MinerMetrics, OrchestratorMetrics, ValidatorMetrics, new_registry, renderer
+from subnet.adapters.metrics import Measure, renderer
 from subnet.adapters.peers import PeerCounters
-from subnet.types import Outcome, Phase
 
 
-async def test_a_scrape_shows_every_role_in_names_with_a_prefix() -> None:
-    registry, counters = new_registry("miner", "0.1.0"), PeerCounters()
-    orchestrator, miner, validator = (
-        OrchestratorMetrics(registry),
-        MinerMetrics(registry, counters),
-        ValidatorMetrics(registry),
-    )
-    counters.payload_bytes_sent, counters.frames_refused = 4096, 2
-    orchestrator.set_phase(Phase.MERGING)
-    orchestrator.miners.labels("0").set(3)
-    miner.passes.labels("forward").inc(5)
-    validator.verdicts.labels(Outcome.PASS.value).inc()
+async def test_a_scrape_shows_what_the_role_counts_now() -> None:
+    counters = PeerCounters()
+
+    def read() -> Iterator[Measure]:
+        yield Measure(name="strata_miners", text="Live miners.", value=3, labels={"stage": "0"})
+        yield Measure(name="strata_miners", text="Live miners.", value=2, labels={"stage": "1"})
+        yield from frame_measures(counters)
+
     listener = Listener()
-    mount_status(listener, health=dict, metrics=renderer(registry))
+    mount_status(listener, health=dict, metrics=renderer("miner", "0.1.0", read))
     await listener.start("127.0.0.1", 0)
+    counters.payload_bytes_sent, counters.frames_refused = 4096, 2
     async with open_session() as session:
         text = await HttpBlobs(session).get(f"http://127.0.0.1:{listener.port}/metrics", limit_bytes=1 << 20)
     await listener.stop()
@@ -37,10 +36,6 @@ async def test_a_scrape_shows_every_role_in_names_with_a_prefix() -> None:
     assert all(name[0].startswith("strata_") for name in samples)
     assert samples["strata_frame_bytes_total", "payload", "sent"] == 4096
     assert samples["strata_frames_total", "refused"] == 2
-    assert samples["strata_phase", "merging"] == 1
-    assert samples["strata_phase", "training"] == 0
     assert samples["strata_miners", "0"] == 3
-    assert samples["strata_passes_total", "forward"] == 5
-    assert samples["strata_verdicts_total", "pass"] == 1
-    assert samples["strata_verdicts_total", "fail"] == 0
+    assert samples["strata_miners", "1"] == 2
     assert samples["strata_process_resident_memory_bytes",] > 1 << 20

@@ -224,7 +224,7 @@ def _cheat_row(evidence: Evidence, hotkey: Hotkey, part: Part) -> CheatRow:
         reason=verdicts[0].reason if verdicts else "",
         published_rule_passes=verdicts[0].published_rule_passes if verdicts else None,
         cosine=measured.cosine if measured else None,
-        rel_d=measured.rel_d if measured else None,
+        rel_d=measured.rel_d_max if measured else None,
         score_zero_after_epochs=None if zero is None else zero - int(first),
     )
 

@@ -13,7 +13,7 @@ MAX_MERGE_RATIO = 1.05
 ZERO_WITHIN_EPOCHS = 2
 _MIN_EPOCHS_TO_COMPARE = 3
 _MIN_EPOCHS_FOR_BOUND = 4
-"""The bound on the loss is a promise about the default length of a run."""
+"""The bound on the loss, and that the wires help, are promises about the default length of a run: ids alone learn first."""
 
 
 def judge(evidence: Evidence, verify: Verify) -> tuple[Finding, ...]:
@@ -72,9 +72,12 @@ def _loss_bound(evidence: Evidence) -> Finding:
     if config.model.bottleneck is Bottleneck.K0:
         return Finding(name=name, holds=None, detail=f"{shown}; does not apply to k0, whose cuts carry nothing")
     if config.training.num_epochs < _MIN_EPOCHS_FOR_BOUND:
-        why = f"does not apply: {config.training.num_epochs} epochs are fewer than {_MIN_EPOCHS_FOR_BOUND}"
-        return Finding(name=name, holds=None, detail=f"{shown}; {why}")
+        return Finding(name=name, holds=None, detail=f"{shown}; does not apply: {_too_short(evidence)}")
     return Finding(name=name, holds=rows[-1].share <= MAX_UNIGRAM_SHARE, detail=shown)
+
+
+def _too_short(evidence: Evidence) -> str:
+    return f"{evidence.config.run.training.num_epochs} epochs are fewer than {_MIN_EPOCHS_FOR_BOUND}"
 
 
 def _loss_falls(evidence: Evidence) -> Finding:
@@ -115,6 +118,8 @@ def _wires_matter(evidence: Evidence) -> Finding:
         return Finding(name=name, holds=None, detail=f"{shown}; does not apply to k0, whose cuts carry nothing")
     if evidence.config.run.training.num_stages == 1:
         return Finding(name=name, holds=None, detail="does not apply: one stage has no cut")
+    if evidence.config.run.training.num_epochs < _MIN_EPOCHS_FOR_BOUND:
+        return Finding(name=name, holds=None, detail=f"{shown}; does not apply: {_too_short(evidence)}")
     return Finding(name=name, holds=rows[-1].loss_wires_zeroed > rows[-1].loss, detail=shown)
 
 

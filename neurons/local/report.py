@@ -136,7 +136,7 @@ def _bytes(found: PlaneBytes) -> Text:
 def _cheat(row: CheatRow) -> Text:
     ours = f"convicted for epoch {row.convicted_in_epoch}: {row.reason}" if row.reason else "not convicted"
     rule = {True: "would have passed it", False: "would have failed it too", None: "had nothing to measure"}
-    cosine = "" if row.cosine is None else f" (cosine {row.cosine:.4f}, relD {row.rel_d:.4f})"
+    cosine = "" if row.cosine is None else f" (cosine {row.cosine:.4f}, largest relD {row.rel_d:.4f})"
     return Text(
         f"cheat   {row.name} {row.kind}: {ours}; the published rule, cosine > 0.9, {rule[row.published_rule_passes]}{cosine}"
     )

@@ -48,6 +48,7 @@ class Session:
         self._began = time.monotonic()
         self._out = console()
         self._live: Live | None = None
+        self._reached = ""
         self._news: deque[str] = deque(maxlen=_NUM_NEWS)
         self._wallets = create_wallets(plan)
         self._hotkeys = hotkeys_of(self._wallets)
@@ -62,14 +63,16 @@ class Session:
         work, stopped = asyncio.ensure_future(self._work()), asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                self.tell(f"stopping everything ({stop.reason})")
         finally:
-            await self._stop_everything()
             stopped.cancel()
             work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
+            await asyncio.wait({work})
+            await self._stop_everything()
+        if not work.cancelled():
+            await work
+        elif self._reached:
+            stop.report_lost(f"the run was in {self._reached}")
+            self.tell(f"everything is ended; sealed epochs can be checked with: strata audit {self._layout.root}")
 
     def tell(self, line: str) -> None:
         """One piece of news: into the picture, or onto the output where there is none."""
@@ -155,9 +158,11 @@ class Session:
         if not self._out.is_terminal:
             yield
             return
-        with Live(console=self._out, auto_refresh=False, transient=True) as self._live:
-            yield
-        self._live = None
+        try:
+            with Live(console=self._out, auto_refresh=False, transient=True) as self._live:
+                yield
+        finally:
+            self._live = None
 
     async def _until_finished(self, watch: Watch) -> None:
         while True:
@@ -186,6 +191,8 @@ class Session:
         before = watch.last
         after = await watch.look()
         unigram = read_unigram(self._layout.text)
+        if after.run is not None:
+            self._reached = f"epoch {after.run.epoch}, {after.run.phase.value}"
         for line in changes(before, after, self._names, unigram=unigram):
             self.tell(line)
         if self._live is not None:
@@ -279,7 +286,6 @@ class Session:
 
     async def _stop_everything(self) -> None:
         """Every process that was started, the state store of a killed orchestrator included."""
-        self._live = None
         await self._supervisor.stop()
         store = await asyncio.to_thread(find_embedded, self._layout.node(self._plan.orchestrator.name) / "state")
         if store is not None:

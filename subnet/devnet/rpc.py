@@ -12,7 +12,7 @@ from subnet.devnet.scale import compact, vector
 from subnet.errors import NotFound, ProtocolViolation
 
 _MAX_KEYS = 1_000
-_CACHED_ANSWERS = 512
+_CACHED_ANSWERS = 64
 _METADATA_VERSIONS = (14, 15)
 _PAYMENT_API = "TransactionPaymentApi_query_info"
 
@@ -32,6 +32,7 @@ class Rpc:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
+        self._metadata_hex: dict[tuple[int, int], str] = {}
         self._answers: OrderedDict[tuple[str, str, str], str | None] = OrderedDict()
         self.methods: Mapping[str, Callable[[Sequence[Any]], Any]] = {
             "account_nextIndex": self._next_index,
@@ -132,6 +133,8 @@ class Rpc:
     def _call(self, params: Sequence[Any]) -> str | None:
         """A runtime API call; answers are kept, for many clients ask the same of the same block."""
         name, data, digest = params[0], params[1] or "", _optional(params, 2)
+        if name == "Metadata_metadata_at_version":
+            return self._metadata_at(int.from_bytes(_bytes(data), "little"))
         key = (name, data, digest or self._chain.head.digest)
         if key not in self._answers:
             self._answers[key] = self._runtime_answer(name, _bytes(data), digest)
@@ -144,9 +147,6 @@ class Rpc:
         if name == "Metadata_metadata_versions":
             versions = b"".join(version.to_bytes(4, "little") for version in _METADATA_VERSIONS)
             return _hex(compact(len(_METADATA_VERSIONS)) + versions)
-        if name == "Metadata_metadata_at_version":
-            known = {14: codec.metadata_v14, 15: codec.metadata_v15}.get(int.from_bytes(data, "little"))
-            return _hex(b"\x00" if known is None else b"\x01" + vector(known))
         method = codec.api(name)
         if name == _PAYMENT_API and method is not None:
             size_bytes = int.from_bytes(data[-4:], "little")
@@ -155,6 +155,15 @@ class Rpc:
         if answer is None:
             raise RpcError(4003, f"Client error: Exported method {name} is not found")
         return _hex(answer)
+
+    def _metadata_at(self, version: int) -> str:
+        """Metadata as hex, large and asked for by every new client: made once for each runtime version."""
+        codec = self._chain.codec
+        key = (codec.spec_version, version)
+        if key not in self._metadata_hex:
+            known = {14: codec.metadata_v14, 15: codec.metadata_v15}.get(version)
+            self._metadata_hex[key] = "0x" + (b"\x00" if known is None else b"\x01" + vector(known)).hex()
+        return self._metadata_hex[key]
 
     def _keys(self, params: Sequence[Any]) -> list[str | None]:
         """Keys below a prefix, `count` of them after `start`."""

@@ -84,7 +84,10 @@ class State:
 
     def at(self, depth: int) -> View:
         """The state `depth` blocks below the newest sealed one."""
-        return _Old(self, list(self._past)[len(self._past) - depth :], self._replaced[0]) if depth else self
+        if not depth:
+            return self
+        later = [self._past[-above] for above in range(depth, 0, -1)]
+        return _Old(self, later, self._replaced[0])
 
     def everything(self) -> Mapping[bytes, bytes]:
         """All of it, for a snapshot."""

@@ -10,8 +10,10 @@ from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock, Signer
 from subnet.types import BlobRef, Hotkey
 
-OBJECT_LIMIT_BYTES = 64 << 20
-UPLOAD_KINDS = ("upload", "shard", "snapshot", "checkpoint", "evidence")
+UPLOAD_KINDS = {"upload": 1, "shard": 1, "snapshot": 2, "checkpoint": 4, "evidence": 0}
+"""Kinds of object, and the most float32 vectors of the stage one holds: a checkpoint has params and optimizer state."""
+BASE_LIMIT_BYTES = 64 << 20
+"""On top of that, for headers, and for evidence: the records of one segment."""
 GRANT_LIFE_S = 300.0
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
@@ -45,8 +47,12 @@ class Desk:
             raise Refused(
                 "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
             )
-        if not 0 <= request.size_bytes <= OBJECT_LIMIT_BYTES:
-            raise Refused("object", f"an object has at most {OBJECT_LIMIT_BYTES} bytes, this one {request.size_bytes}")
+        stage = self.state.members[sender].stage
+        limit = BASE_LIMIT_BYTES + UPLOAD_KINDS[request.kind] * 4 * self.state.num_elements[stage]
+        if not 0 <= request.size_bytes <= limit:
+            raise Refused(
+                "object", f"an object of kind {request.kind} has at most {limit} bytes, got {request.size_bytes}"
+            )
         if not re.fullmatch(r"[0-9a-f]{64}", request.digest):
             raise Refused("object", "the digest is 64 lower-case hex digits of blake3")
         key = object_key(

@@ -20,8 +20,6 @@ from subnet.types import BlobRef, Digest, Epoch, Hotkey
 
 Vector = npt.NDArray[np.float32]
 
-OBJECT_LIMIT_BYTES = 64 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Anchor:

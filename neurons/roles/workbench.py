@@ -27,6 +27,8 @@ log = logging.getLogger("strata.miner")
 
 IDLE_S = 0.25
 LEASES_AHEAD = 2
+LOST_PAUSE_S = 1.0
+"""After a forward that found no receiver: until a dead replica is known to be dead, samples are not to be burnt on it."""
 
 
 @dataclass(slots=True)
@@ -294,6 +296,7 @@ class Workbench:
     def _on_lost(self, lease: Lease) -> None:
         """A forward found no receiver: the sample is over here too. A lost gradient costs us nothing more."""
         self._lost.append(wire.sample_key(lease.epoch, lease.sample, lease.branch))
+        self._leases_due_s = self._ports.clock.now() + LOST_PAUSE_S
         self._activity.set()
 
     def _on_rerouted(self, lease: Lease) -> None:

@@ -80,7 +80,7 @@ def run_epoch(config: RunConfig, stages: list[StageState], corpus: Corpus, epoch
             payload = worker.forward((epoch, sample, 0), corpus.tokens(Epoch(epoch), SampleId(sample)), payload).payload
             batches[id(worker)] += 1
         in_flight.append((path, (epoch, sample, 0)))
-        if len(in_flight) > config.training.max_in_flight:
+        if len(in_flight) >= config.training.max_in_flight * len(stages[0].replicas):
             run_backward(config, *in_flight.popleft())
     while in_flight:
         run_backward(config, *in_flight.popleft())

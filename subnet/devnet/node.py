@@ -61,7 +61,7 @@ class Node:
         self.faults = Faults()
         self._now_ms = now_ms
         self._rpc = Rpc(self.chain)
-        self._commands = FaultCommands(self.chain, self.faults, self._reorganise)
+        self._commands = FaultCommands(self.chain, self.faults, self.reorganise)
         self._journal = None if config.directory is None else Journal(config.directory, config)
         self._clients: dict[ServerConnection, _Client] = {}
         self._watches: dict[str, list[_Watch]] = {}
@@ -71,7 +71,7 @@ class Node:
         self._own_methods: Mapping[str, Callable[[_Client, Sequence[Any]], Any]] = {
             "author_submitAndWatchExtrinsic": self._submit_and_watch,
             "author_unwatchExtrinsic": self._unsubscribe,
-            "devnet_drop": self._drop,
+            "devnet_drop": lambda client, params: self.drop_all(but=client.socket),
             "devnet_newBlock": lambda client, params: self.make_block().digest,
             "devnet_status": lambda client, params: self.status(),
             "state_subscribeRuntimeVersion": self._subscribe_runtime,
@@ -110,8 +110,7 @@ class Node:
                     yield self
                 finally:
                     producer.cancel()
-                    for client in list(self._clients.values()):
-                        client.socket.transport.abort()
+                    self.drop_all()
         except ExceptionGroup as group:
             if len(group.exceptions) > 1:
                 raise
@@ -244,14 +243,14 @@ class Node:
         client.loses_answer = self.faults.is_lossy
         return subscription
 
-    def _drop(self, client: _Client, params: Sequence[Any]) -> int:
-        """Cut every other connection, without a closing handshake."""
-        others = [other for other in self._clients if other is not client.socket]
+    def drop_all(self, *, but: ServerConnection | None = None) -> int:
+        """Cut every connection, without a closing handshake."""
+        others = [other for other in self._clients if other is not but]
         for socket in others:
             socket.transport.abort()
         return len(others)
 
-    def _reorganise(self, num_blocks: int) -> int:
+    def reorganise(self, num_blocks: int) -> int:
         """Undo blocks that are not final; the next block takes their place."""
         undone = self.chain.undo(num_blocks)
         if self._journal is not None and undone:

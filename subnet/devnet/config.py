@@ -1,9 +1,12 @@
 """What a devnet starts with. Amounts are TAO here and rao (1e-9 TAO) everywhere else in the node."""
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from bittensor_core import ss58_decode
 
 from subnet.devnet.hyperparameters import BY_NAME
@@ -100,3 +103,31 @@ class DevnetConfig:
             _check_amount(f"devnet.prefunded.{address}", tao)
         _check_amount("devnet.alice_tao", self.alice_tao)
         _check_amount("devnet.stake_threshold_tao", self.stake_threshold_tao)
+
+
+def config_from_toml(text: str, origin: str) -> DevnetConfig:
+    """A configuration from the `[devnet]` table of a TOML document. Raises InvalidConfig naming what is wrong."""
+    try:
+        table = tomllib.loads(text).get("devnet", {})
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{origin} is no TOML: {error}") from error
+    _refuse_unknown(table, DevnetConfig, f"{origin}: devnet")
+    for subnet in table.get("subnets", []):
+        _refuse_unknown(subnet, SubnetGenesis, f"{origin}: devnet.subnets")
+    try:
+        return msgspec.convert(table, DevnetConfig, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"{origin}: devnet: {error}") from error
+
+
+def _refuse_unknown(table: Any, record: type, where: str) -> None:
+    known = [entry.name for entry in fields(record)]
+    unknown = sorted(set(table) - set(known)) if isinstance(table, dict) else []
+    if unknown:
+        raise InvalidConfig(f"{where}.{unknown[0]} is no setting; known are {', '.join(known)}")
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is not Path:
+        raise NotImplementedError(f"no {kind.__name__} in a devnet's configuration")
+    return Path(value).expanduser()

@@ -217,3 +217,22 @@ async def test_a_successor_on_a_uid_gets_none_of_the_weights_its_predecessor_ear
         with pytest.raises(Refused, match="no registered hotkey"):
             await validator.set_weights_of({Hotkey(first): 1.0}, registered_at=earned_at)
         await validator.close()
+
+
+async def test_a_reorganisation_under_a_commitment_does_not_lose_it() -> None:
+    async with connected() as (node, chain):
+        node.chain.finality_lag = 8
+        sending = asyncio.ensure_future(chain.commit(b"record"))
+        while num_included(node, "Commitments", "set_commitment") == 0:  # noqa: ASYNC110 - blocks wake nobody
+            await asyncio.sleep(BLOCK_TIME_S / 5)
+        assert await ask(node.url, "devnet_reorg", 3) >= 1
+        await sending
+        assert await chain.commitment(Hotkey(ALICE.ss58_address)) == b"record"
+        assert num_included(node, "Commitments", "set_commitment") >= 1
+
+
+async def test_transactions_wait_while_finality_is_late() -> None:
+    async with connected() as (node, chain):
+        await ask(node.url, "devnet_setFinalityLag", 12)
+        block = await chain.commit(b"record")
+        assert node.chain.finalized_number >= block

@@ -221,8 +221,10 @@ class GetMergePlan(Message, frozen=True):
 
 
 Request = (
-    Join | Enlist | Resume | Ready | LeaseSamples | Reroute | PostReceipts | CommitEpoch | UploadDone | ReportReduced | ReportOuter
-    | SnapshotDone | AnswerChallenge | PostVerdict | PostEvaluation | PostScores | Leave
+    Join | Enlist | Resume | Ready | Leave
+    | LeaseSamples | Reroute | PostReceipts
+    | CommitEpoch | UploadDone | ReportReduced | ReportOuter | SnapshotDone
+    | AnswerChallenge | PostVerdict | PostEvaluation | PostScores
     | Poll | RequestUpload | RequestDownload | GetMergePlan
 )  # fmt: skip
 READS = (Poll, RequestUpload, RequestDownload, GetMergePlan)
@@ -335,7 +337,8 @@ class Directive(Message, frozen=True):
     """What one node should do now: a pure view of the orchestrator's state, so a restarted node needs nothing else.
 
     `snapshot` is what `epoch` starts from, for the caller's stage. A validator gets every stage's `snapshots` of
-    `evaluate_epoch`, whose held-out loss it was drawn to measure. `merged` is complete or empty: the stage's accepted shards, in order. `note` says why nothing is to do.
+    `evaluate_epoch`, whose held-out loss it was drawn to measure. `merged` is complete or empty: the stage's accepted
+    shards, in order. `note` says why nothing is to do.
     """
 
     version: int

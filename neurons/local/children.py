@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -61,17 +62,25 @@ def play(data: bytes) -> None:
     """Entry of the process; `data` is an encoded job. Ends with the role's exit code."""
     job: AnyJob = msgspec.json.decode(data, type=AnyJob)
     os.setsid()  # Ctrl-C in the terminal reaches localnet alone, which then tells the roles in order
-    _die_with_parent()
+    _end_with_localnet()
     _speak_to(Path(job.log))
     sys.exit(_run(job))
 
 
-def _die_with_parent() -> None:
-    """The kernel sends SIGTERM when the parent is gone, however it went; roles then end as cleanly as ever."""
+def _end_with_localnet() -> None:
+    """SIGTERM when localnet, or the warm parent between, is gone, however it went; a role then ends as cleanly as ever.
+
+    The kernel tells of the direct parent only, and the warm parent lives as long as one of its children does.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    starter = multiprocessing.parent_process()
-    if starter is not None and not starter.is_alive():
-        sys.exit("localnet ended before this process began")
+    threading.Thread(target=_follow_localnet, name="follow localnet", daemon=True).start()
+
+
+def _follow_localnet() -> None:
+    localnet = multiprocessing.parent_process()
+    if localnet is not None:
+        localnet.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _speak_to(log: Path) -> None:

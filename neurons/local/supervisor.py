@@ -28,7 +28,7 @@ from subnet.types import Hotkey, Record
 PRELOADED = (
     "torch",
     "bittensor",
-    "neurons.cli",
+    "typer",
     "neurons.orchestrator",
     "neurons.miner",
     "neurons.validator",

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from neurons.exit_codes import ExitCode
+from subnet.adapters.embedded_store import find_embedded
 
+STRATA = str(Path(sys.executable).with_name("strata"))
 SMALL = """
 [model]
 width = 64
@@ -51,7 +53,7 @@ class Localnet:
         config.write_text(SMALL)
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "neurons.cli", "localnet", "--dir", str(self.directory), "--config", str(config),
+                [STRATA, "localnet", "--dir", str(self.directory), "--config", str(config),
                  "--set", f"node.lock_dir={root / 'locks'}", "--set", "localnet.tempo_blocks=20", *flags],
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -80,9 +82,10 @@ class Localnet:
         return pid
 
     def processes(self) -> list[int]:
-        """Everything that was started for this directory, by the variable that all of it inherits."""
+        """Everything that was started for this directory, by the variable that all of it inherits, and the state store."""
         mark = f"={self.directory}/".encode()
-        found = []
+        store = find_embedded(self.directory / "nodes" / "orchestrator" / "state")
+        found = [] if store is None else [store.pid]
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if mark in path.read_bytes():
@@ -114,9 +117,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Localnet]]:
 
 
 def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "neurons.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run([STRATA, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.slow

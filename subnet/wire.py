@@ -51,7 +51,7 @@ class Join(Message, frozen=True):
 
 
 class Enlist(Message, frozen=True):
-    """A permit holder offers to audit, or says that it is back. Earners get permits too, so a permit alone is no offer. Answer: Done."""
+    """A permit holder offers to audit, or is back; a permit alone is no offer, for earners get them too. Answer: Done."""
 
     protocol_version: int = PROTOCOL_VERSION
 

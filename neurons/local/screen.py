@@ -120,7 +120,9 @@ def _chain(snapshot: Snapshot, names: Mapping[Hotkey, str]) -> Table:
     table = Table(expand=True, box=None, pad_edge=False, header_style="bold magenta")
     table.add_column("on chain")
     validators = [hotkey for hotkey, row in snapshot.weights.items() if row]
-    paid = [neuron for neuron in neurons if not neuron.validator_permit and neuron.hotkey in names]
+    # by role, not by permit: whoever earns soon holds stake enough for one
+    others = {*snapshot.weights, metagraph.owner_hotkey if metagraph else None}
+    paid = [neuron for neuron in neurons if neuron.hotkey in names and neuron.hotkey not in others]
     for neuron in paid:
         table.add_column(names[neuron.hotkey], justify="right")
     for validator in validators:

@@ -111,8 +111,8 @@ def post_verdict(turn: Turn, sender: Hotkey, request: wire.PostVerdict) -> wire.
         raise Refused("verdict", f"segment {verdict.segment} of epoch {verdict.epoch} of this miner is not under audit")
     if sender in [known.validator for known in case.verdicts]:
         return wire.Done()
-    if case.outcome is not None or sender != case.asked[-1]:
-        raise Refused("verdict", "another validator was drawn for this audit, or it is closed")
+    if case.outcome is not None or sender not in case.asked:
+        raise Refused("verdict", "other validators were drawn for this audit, or it is closed")
     case.verdicts.append(verdict)
     turn.record(VerdictRecorded(verdict=verdict))
     _settle(turn, case)

@@ -107,13 +107,18 @@ class EpochState:
 
 @dataclass(slots=True)
 class Case:
-    """One audit on its way to an outcome. `asked` lists validators drawn so far, the last one is to answer."""
+    """One audit on its way to an outcome. `asked` lists validators drawn so far; a late answer counts while it is open."""
 
     challenge: wire.Challenge
     asked: list[Hotkey]
     verdicts: list[Verdict] = field(default_factory=list)
     due_s: float = 0.0
     outcome: Outcome | None = None
+
+    def awaits(self, validator: Hotkey) -> bool:
+        """Whether this validator should still answer."""
+        has_answered = any(verdict.validator == validator for verdict in self.verdicts)
+        return self.outcome is None and validator in self.asked and not has_answered
 
 
 @dataclass(slots=True)

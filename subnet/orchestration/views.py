@@ -87,7 +87,7 @@ def _for_validator(state: State, hotkey: Hotkey) -> wire.Directive:
     challenges = tuple(
         case.challenge
         for _, case in sorted(state.cases.items())
-        if case.outcome is None and case.challenge.start is not None and case.asked[-1] == hotkey
+        if case.challenge.start is not None and case.awaits(hotkey)
     )
     mine = [epoch for epoch, found in state.evaluations.items() if found.loss is None and found.validator == hotkey]
     evaluate = min(mine, default=None)

@@ -121,7 +121,7 @@ def _chain(snapshot: Snapshot, names: Mapping[Hotkey, str]) -> Table:
     table.add_column("on chain")
     validators = [hotkey for hotkey, row in snapshot.weights.items() if row]
     # by role, not by permit: whoever earns soon holds stake enough for one
-    others = {*snapshot.weights, metagraph.owner_hotkey if metagraph else None}
+    others = {*(snapshot.run.validators if snapshot.run else ()), metagraph.owner_hotkey if metagraph else None}
     paid = [neuron for neuron in neurons if neuron.hotkey in names and neuron.hotkey not in others]
     for neuron in paid:
         table.add_column(names[neuron.hotkey], justify="right")

@@ -53,6 +53,7 @@ class Session:
         self._wallets = create_wallets(plan)
         self._hotkeys = hotkeys_of(self._wallets)
         self._names = {hotkey: name for name, hotkey in self._hotkeys.items()}
+        self._validators = [self._hotkeys[part.name] for part in plan.of_role("validator")]
         cache = str(plan.layout.root / "chain" / "runtime-cache")
         self._supervisor = Supervisor(
             plan.layout.processes, environment={"BITTENSOR_RUNTIME_CACHE_DIR": cache}, tell=self.tell
@@ -84,7 +85,7 @@ class Session:
 
     async def _work(self) -> None:
         async with open_session() as http, asyncio.TaskGroup() as group:
-            watch = Watch(self._plan, http)
+            watch = Watch(self._plan, http, validators=self._validators)
             try:
                 await self._start(watch, group)
                 group.create_task(self._measure_text(), name="text")
@@ -174,9 +175,8 @@ class Session:
 
     async def _until_paid(self, watch: Watch) -> None:
         """Until every validator has posted the last segment's weights and the chain has paid by them once."""
-        validators = [self._hotkeys[part.name] for part in self._plan.of_role("validator")]
         deadline = time.monotonic() + _WEIGHTS_LIMIT_S
-        while not _all_posted(watch.last, validators) and time.monotonic() < deadline:
+        while not _all_posted(watch.last, self._validators) and time.monotonic() < deadline:
             await asyncio.sleep(_LOOK_EVERY_S)
             await self._look(watch)
         options = self._plan.options
@@ -210,7 +210,6 @@ class Session:
             await watch.public.read(f"ledger/{index}", limit_bytes=SEGMENT_LIMIT_BYTES) for index in range(num_segments)
         ]
         history, whole = read_history(segments, owner=self._hotkeys[self._plan.orchestrator.name])
-        validators = [self._hotkeys[part.name] for part in self._plan.of_role("validator")]
         return Evidence(
             config=self._plan.config,
             parts={self._hotkeys[part.name]: part for part in self._plan.parts},
@@ -218,7 +217,7 @@ class Session:
             whole=whole,
             discovery=await watch.discovery(),
             metagraph=await watch.chain.fresh_metagraph(),
-            weights={hotkey: await watch.chain.weights(hotkey) for hotkey in validators},
+            weights={hotkey: await watch.chain.weights(hotkey) for hotkey in self._validators},
         )
 
     async def _complete(self, evidence: Evidence) -> Evidence:

@@ -1,6 +1,7 @@
 """What a local subnet is doing now, from where anybody could read it: the orchestrator's public status, and the chain."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import aiohttp
@@ -34,7 +35,8 @@ class Snapshot:
 class Watch:
     """Looks at one local subnet, gently: everything here shares the cores with those who train."""
 
-    def __init__(self, plan: Plan, session: aiohttp.ClientSession) -> None:
+    def __init__(self, plan: Plan, session: aiohttp.ClientSession, *, validators: Sequence[Hotkey]) -> None:
+        self._validators = validators
         self._public = HttpPublic(session, plan.url)
         self._chain: BittensorChain = open_chain(plan.chain_url)
         self._seen_update: dict[Hotkey, int] = {}
@@ -75,10 +77,12 @@ class Watch:
         try:
             metagraph = await self._chain.metagraph()
             weights = dict(snapshot.weights)
-            for neuron in metagraph.neurons:
-                if neuron.validator_permit and neuron.last_update_block != self._seen_update.get(neuron.hotkey):
-                    weights[neuron.hotkey] = await self._chain.weights(neuron.hotkey)
-                    self._seen_update[neuron.hotkey] = neuron.last_update_block
+            neurons = metagraph.by_hotkey()
+            for hotkey in self._validators:
+                updated = neurons[hotkey].last_update_block if hotkey in neurons else None
+                if updated is not None and updated != self._seen_update.get(hotkey):
+                    weights[hotkey] = await self._chain.weights(hotkey)
+                    self._seen_update[hotkey] = updated
         except (TransientFailure, NotFound):
             return snapshot
         return replace(snapshot, metagraph=metagraph, weights=weights)

@@ -39,8 +39,8 @@ committing_s = 15.0
 uploading_s = 15.0
 merging_s = 15.0
 """
-START_LIMIT_S = 60.0
-STOP_LIMIT_S = 20.0
+START_LIMIT_S = 120.0
+STOP_LIMIT_S = 30.0
 
 
 class Localnet:
@@ -121,7 +121,7 @@ def strata(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_a_run_with_a_cheat_and_kills_holds_every_invariant(start: Callable[..., Localnet], tmp_path: Path) -> None:
     net = start("--miners", "6", "--validators", "2", "--epochs", "3", "--cheat", "identity:1")
     net.until_said("epoch 0  training")
@@ -132,7 +132,7 @@ def test_a_run_with_a_cheat_and_kills_holds_every_invariant(start: Callable[...,
     net.until_said("epoch 2  training")
     assert (net.note("m2")["restarts"], net.note("orchestrator")["restarts"]) == (1, 1)
     assert net.note("m2")["pid"] not in (0, killed)
-    assert net.process.wait(120) == ExitCode.OK, net.text
+    assert net.process.wait(240) == ExitCode.OK, net.text
     net.assert_nothing_is_left()
 
     report = json.loads((net.directory / "report.json").read_text())
@@ -167,7 +167,7 @@ def _audit_tells_an_altered_byte(net: Localnet, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_ctrl_c_ends_everything_and_a_second_process_on_a_hotkey_is_refused(start: Callable[..., Localnet]) -> None:
     net = start("--miners", "3", "--validators", "1", "--epochs", "50")
     net.until_said("epoch 0  training")
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_everything_and_a_second_process_on_a_hotkey_is_refused(star
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_what_was_started_ends_when_localnet_is_killed(start: Callable[..., Localnet]) -> None:
     net = start("--miners", "3", "--validators", "1", "--epochs", "50")
     net.until_said("epoch 0  training")
@@ -193,7 +193,7 @@ def test_what_was_started_ends_when_localnet_is_killed(start: Callable[..., Loca
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_a_role_that_cannot_start_stops_the_run_with_its_message(start: Callable[..., Localnet]) -> None:
     net = start("--miners", "3", "--validators", "1", "--set", "training.modes=bf16_autocast")
     assert net.process.wait(START_LIMIT_S) == ExitCode.INVALID_CONFIG

@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from bittensor.keyfiles import Keypair
 
@@ -93,17 +94,22 @@ async def validate(chain: BittensorChain, node: Node, last_block: int, set_at: l
     failures = 0
     while node.chain.head.number < last_block:
         try:
-            status = await chain.session.read("epoch", lambda client: client.epochs.epoch_status(netuid=NETUID))
-            epoch = status["epoch_index"]
+            epoch = (await epoch_status(chain))["epoch_index"]
             scores = {
                 Hotkey(miner.ss58_address): draws.uniform("score", epoch, index) for index, miner in enumerate(MINERS)
             }
             set_at.append(await chain.set_weights(scores))
-            await chain.session.wait_for_block(status["next_epoch_start_block"] + 1)
+            # read anew: setting may have waited for the next tempo, which then has its weights
+            await chain.session.wait_for_block((await epoch_status(chain))["next_epoch_start_block"] + 1)
         except (TransientFailure, Refused):
             failures += 1
             await asyncio.sleep(node.config.block_time_s)
     return failures
+
+
+async def epoch_status(chain: BittensorChain) -> Any:
+    """Where the subnet is in its tempo."""
+    return await chain.session.read("epoch", lambda client: client.epochs.epoch_status(netuid=NETUID))
 
 
 async def prepare(chain: BittensorChain) -> None:

@@ -32,7 +32,8 @@ class Rpc:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._metadata_hex: dict[tuple[int, int], str] = {}
+        self._shown_codec = chain.codec
+        self._metadata_hex: dict[int, str] = {}
         self._answers: OrderedDict[tuple[str, str, str], str | None] = OrderedDict()
         self.methods: Mapping[str, Callable[[Sequence[Any]], Any]] = {
             "account_nextIndex": self._next_index,
@@ -157,13 +158,14 @@ class Rpc:
         return _hex(answer)
 
     def _metadata_at(self, version: int) -> str:
-        """Metadata as hex, large and asked for by every new client: made once for each runtime version."""
+        """Metadata as hex, large and asked for by every new client: made once for the present runtime."""
         codec = self._chain.codec
-        key = (codec.spec_version, version)
-        if key not in self._metadata_hex:
+        if codec is not self._shown_codec:
+            self._shown_codec, self._metadata_hex = codec, {}
+        if version not in self._metadata_hex:
             known = {14: codec.metadata_v14, 15: codec.metadata_v15}.get(version)
-            self._metadata_hex[key] = "0x" + (b"\x00" if known is None else b"\x01" + vector(known)).hex()
-        return self._metadata_hex[key]
+            self._metadata_hex[version] = "0x" + (b"\x00" if known is None else b"\x01" + vector(known)).hex()
+        return self._metadata_hex[version]
 
     def _keys(self, params: Sequence[Any]) -> list[str | None]:
         """Keys below a prefix, `count` of them after `start`."""

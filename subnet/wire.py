@@ -11,6 +11,7 @@ import msgspec
 from subnet.errors import ProtocolViolation
 from subnet.receipts import canonical
 from subnet.types import (
+    NO_DIGEST,
     BlobRef,
     Checkpoint,
     Digest,
@@ -318,7 +319,8 @@ class StagePeer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One audited segment. A miner sees its own until it has answered; a validator sees answered ones that it must judge.
 
-    `start` and `end` are the checkpoints the segment lies between, `evidence` its records; None until answered.
+    `start` and `end` are the checkpoints the segment lies between, `evidence` its records; None until answered. `anchor` is
+    the snapshot that the epoch began from; `upload_digest` is the committed upload's when the segment is the epoch's last.
     """
 
     epoch: Epoch
@@ -328,6 +330,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     start_checkpoint: Checkpoint
     end_checkpoint: Checkpoint
     deadline_s: float
+    anchor: BlobRef | None = None
+    upload_digest: Digest = NO_DIGEST
     start: BlobRef | None = None
     end: BlobRef | None = None
     evidence: BlobRef | None = None

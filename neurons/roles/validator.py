@@ -21,6 +21,7 @@ from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.outer import decode_snapshot
 from subnet.types import BlobRef, Epoch, Hotkey, Measures, NumericMode, Outcome, StageIndex, Verdict
+from subnet.validation.ends import check_ends, lies_at_an_end
 from subnet.validation.evidence import decode_evidence
 from subnet.validation.replay import replay_segment
 from subnet.validation.verdict import judge, published_rule
@@ -154,7 +155,7 @@ class Validator:
                     done[todo[0].epoch, todo[0].hotkey, todo[0].segment] = None
                 else:
                     await self._wait(POLL_S)
-            except (TransientFailure, NotFound) as error:
+            except (TransientFailure, NotFound, ProtocolViolation) as error:
                 log.warning("audit interrupted", extra={"reason": str(error)})
                 await self._ports.clock.sleep(RETRY_S)
 
@@ -191,9 +192,12 @@ class Validator:
         start, end, evidence = challenge.start, challenge.end, challenge.evidence
         if start is None or end is None or evidence is None:
             raise TransientFailure("the challenge is not answered yet")
+        anchor = await self._anchor(challenge)
         try:
             parts = [await self._object(ref) for ref in (start, end, evidence)]
             records = decode_evidence(parts[2], limit_bytes=len(parts[2]))
+            if anchor is not None:
+                check_ends(self._config, challenge, anchor, parts[0], parts[1])
             measures = await self._ports.compute.run(
                 lambda: replay_segment(
                     self._config, challenge, parts[0], parts[1], records, self._ports.corpus, self._mode
@@ -203,6 +207,15 @@ class Validator:
             return Outcome.FAIL, str(error), None
         outcome, reason = judge(measures, self._config.audit)
         return outcome, reason, measures
+
+    async def _anchor(self, challenge: wire.Challenge) -> bytes | None:
+        """The snapshot that the epoch began from, where the segment touches it; a store that garbles it is no miner's fault."""
+        if challenge.anchor is None or not lies_at_an_end(challenge):
+            return None
+        try:
+            return await self._object(challenge.anchor)
+        except ProtocolViolation as error:
+            raise TransientFailure(str(error)) from error
 
     async def _object(self, ref: BlobRef) -> bytes:
         grant = await self._ports.control.call(wire.RequestDownload(keys=(ref.key,)))

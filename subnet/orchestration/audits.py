@@ -21,7 +21,7 @@ from subnet.orchestration.ledger import (
 from subnet.orchestration.membership import member_of
 from subnet.orchestration.state import Case, Evaluation, Member, Turn
 from subnet.orchestration.work import drop_through
-from subnet.types import Epoch, Hotkey, Outcome, StageIndex
+from subnet.types import NO_DIGEST, Epoch, Hotkey, Outcome, StageIndex
 
 PROBATION_PROBABILITY = 0.5
 """Lowest audit probability of a miner on probation (trust.md 3)."""
@@ -47,6 +47,8 @@ def draw_audits(turn: Turn) -> None:
             start_checkpoint=commit.checkpoints[segment],
             end_checkpoint=commit.checkpoints[segment + 1],
             deadline_s=turn.now_s + turn.config.deadlines.challenge_s,
+            anchor=turn.state.snapshots[member.stage],
+            upload_digest=commit.upload_digest if segment == num_segments - 1 else NO_DIGEST,
         )
         turn.state.cases[current.epoch, hotkey] = Case(challenge=challenge, asked=[auditor], due_s=challenge.deadline_s)
         turn.record(

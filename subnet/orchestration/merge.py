@@ -254,23 +254,32 @@ def report_outer(turn: Turn, sender: Hotkey, request: wire.ReportOuter) -> wire.
     """Digest of the snapshot that the sender computed from the merged shards."""
     merge, _ = _merge_of(turn, sender, request.epoch)
     merge.outer.setdefault(sender, request.digest)
+    _settle_outer(turn, merge)
     return wire.Done()
 
 
 def snapshot_done(turn: Turn, sender: Hotkey, request: wire.SnapshotDone) -> wire.Response:
-    """A drawn miner stored its snapshot; equal digests of all drawn ones publish the stage."""
+    """A drawn miner stored its snapshot."""
     merge, _ = _merge_of(turn, sender, request.epoch)
     if sender not in merge.uploaders:
         raise Refused("snapshot", "another miner was drawn to store the snapshot")
     merge.stored.setdefault(sender, request.ref)
     turn.keep(request.epoch, request.ref)
-    digests = {ref.digest for ref in merge.stored.values()}
-    if len(merge.stored) == len(merge.uploaders) and merge.snapshot is None:
-        if len(digests) == 1 and len(merge.uploaders) > 1:
-            merge.snapshot = request.ref
-        else:
-            ask_outer_referee(turn, merge)
+    _settle_outer(turn, merge)
     return wire.Done()
+
+
+def _settle_outer(turn: Turn, merge: StageMerge) -> None:
+    """The stored snapshots stand when every live participant's outer step came to the same; else the orchestrator steps."""
+    if merge.plan is None or merge.snapshot is not None or len(merge.stored) < len(merge.uploaders):
+        return
+    found = {ref.digest for ref in merge.stored.values()} | set(merge.outer.values())
+    if len(found) > 1 or len(merge.uploaders) == 1:
+        ask_outer_referee(turn, merge)
+        return
+    members = turn.state.members
+    if all(upload.hotkey in merge.outer for upload in merge.plan.uploads if members[upload.hotkey].is_live):
+        merge.snapshot = merge.stored[merge.uploaders[0]]
 
 
 def ask_outer_referee(turn: Turn, merge: StageMerge) -> None:
@@ -312,7 +321,8 @@ def hurry_merges(turn: Turn, *, is_late: bool) -> None:
         for shard in merge.plan.shards:
             if shard.shard not in merge.accepted and (is_late or _any_gone(turn, shard.reducers)):
                 _ask_referee(turn, merge, shard.shard)
-        is_whole = bool(merged_shards(merge))
+        _settle_outer(turn, merge)
+        is_whole = merge.snapshot is None and bool(merged_shards(merge))
         if is_whole and (is_late or _any_gone(turn, merge.uploaders)):
             ask_outer_referee(turn, merge)
 

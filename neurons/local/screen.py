@@ -43,6 +43,8 @@ def _headline(snapshot: Snapshot) -> Text:
     line = Text()
     if run is None:
         return line.append("starting ...", style="bold")
+    if snapshot.is_stale:
+        line.append("the orchestrator does not answer, last seen in ", style="bold red")
     line.append(f"epoch {run.epoch}  {run.phase.value}", style="bold")
     left_s = run.phase_deadline_s - snapshot.at_s
     line.append(f"  {snapshot.at_s - run.phase_since_s:.0f} s, at most {max(0.0, left_s):.0f} s more")
@@ -50,8 +52,6 @@ def _headline(snapshot: Snapshot) -> Text:
     line.append(f"   ledger {run.num_ledger_entries} events, {run.sealed_segments} segments")
     if snapshot.metagraph is not None:
         line.append(f"   block {snapshot.metagraph.at_block}")
-    if snapshot.is_stale:
-        line.append("   the orchestrator does not answer", style="bold red")
     return line
 
 

@@ -65,7 +65,7 @@ class _Link:
     """A connected client and the endpoint it talks to."""
 
     client: bt.Client
-    substrate: bt.RpcSubstrate
+    substrate: "_Substrate"
     endpoint: str
     block_time_s: float
 
@@ -89,14 +89,23 @@ class ChainSession:
     _link: _Link | None = None
     _next_endpoint: int = 0
     _progress: _Progress = field(default_factory=_Progress)
-    _connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _opening: asyncio.Task[_Link] | None = None
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _retiring: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def close(self) -> None:
         """Close the connection; the next call opens a new one."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
         link, self._link = self._link, None
         if link is not None:
-            await _close(link)
+            self._retire(link.substrate)
+        if self._retiring:
+            _, late = await asyncio.wait(self._retiring, timeout=_CLOSE_TIMEOUT_S)
+            for task in late:
+                task.cancel()
 
     async def block_time_s(self) -> float:
         """Seconds between blocks."""
@@ -117,7 +126,7 @@ class ChainSession:
         if stalled_s > await self._stall_after_s():
             self._progress.at_s = now
             endpoint = self._link.endpoint if self._link else self.network
-            await self._abandon(self._link)
+            self._abandon(self._link)
             raise TransientFailure(f"{endpoint} has shown no block after {number} for {stalled_s:.0f} s")
         return number
 
@@ -183,17 +192,17 @@ class ChainSession:
             async with asyncio.timeout(limit_s):
                 result = await send(link.client)
         except TimeoutError:
-            await self._abandon(link)
+            self._abandon(link)
             return f"not final within {limit_s:.0f} s"
         except (bt.BittensorError, ConnectionError, OSError) as error:
             reason = _transient_reason(error)
-            await self._abandon(link)
+            self._abandon(link)
             return reason
         if result.success:
             return ""
         reason = _transient_reason(result.error or bt.ChainError(result.message))
         if getattr(result.error, "name", None) in _NEEDS_NEW_CLIENT:
-            await self._abandon(link)
+            self._abandon(link)
         return reason
 
     async def _read(self, what: str, operation: Callable[[_Link], Awaitable[T]]) -> T:
@@ -204,22 +213,35 @@ class ChainSession:
                 async with asyncio.timeout(limit_s):
                     return await operation(link)
             except TimeoutError as error:
-                await self._abandon(link)
+                self._abandon(link)
                 if attempt == 2:
                     raise TransientFailure(f"{link.endpoint} did not answer ({what}) within {limit_s:.0f} s") from error
             except (bt.BittensorError, ConnectionError, OSError) as error:
-                await self._abandon(link)
+                self._abandon(link)
                 if attempt == 2:
                     raise TransientFailure(f"{link.endpoint} could not answer ({what}): {error}") from error
         raise TransientFailure(what)
 
     async def _connected(self) -> _Link:
+        """The link, or the one attempt to make it that all callers share: none of them starts another when it fails."""
         if self._link is not None:
             return self._link
-        async with self._connecting:
-            if self._link is None:
-                self._link = await self._connect()
-            return self._link
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._connect(), name="chain connect")
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Task[_Link]) -> None:
+        if self._opening is opening:
+            self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._link = opening.result()
+
+    def _retire(self, substrate: "_Substrate") -> None:
+        """Close a connection in its own time: a silent peer keeps a closing handshake waiting, and cutting it short leaks."""
+        task = asyncio.create_task(_quietly_closed(substrate), name="chain close")
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     async def _connect(self) -> _Link:
         """The first endpoint that answers, starting after the one that was given up."""
@@ -230,7 +252,7 @@ class ChainSession:
             index = (self._next_endpoint + offset) % len(endpoints)
             try:
                 async with asyncio.timeout(limit_s):
-                    link = await _open(endpoints[index])
+                    link = await self._open(endpoints[index])
             except TimeoutError:
                 reasons.append(f"{endpoints[index]}: no answer in {limit_s:.0f} s")
             except (bt.BittensorError, ConnectionError, OSError) as error:
@@ -240,13 +262,23 @@ class ChainSession:
                 return link
         raise TransientFailure("no endpoint of the chain can be reached: " + "; ".join(reasons))
 
-    async def _abandon(self, link: _Link | None) -> None:
+    async def _open(self, endpoint: str) -> _Link:
+        substrate = _Substrate(endpoint, fallback_endpoints=[], archive_endpoints=[])
+        client = bt.Client(endpoint, substrate=substrate)
+        try:
+            await client.connect()
+            return _Link(client, substrate, endpoint, await client.block_time())
+        except BaseException:
+            self._retire(substrate)
+            raise
+
+    def _abandon(self, link: _Link | None) -> None:
         """Close a connection that failed, and start with the next endpoint when there is another."""
         if link is None or self._link is not link:
             return
         self._link = None
         self._next_endpoint = (self._next_endpoint + 1) % len(self._endpoints())
-        await _close(link)
+        self._retire(link.substrate)
 
     def _endpoints(self) -> list[str]:
         network, endpoint = resolve_endpoint(self.network)
@@ -287,23 +319,21 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-async def _open(endpoint: str) -> _Link:
-    substrate = bt.RpcSubstrate(endpoint, fallback_endpoints=[], archive_endpoints=[])
-    client = bt.Client(endpoint, substrate=substrate)
-    try:
-        await client.connect()
-        return _Link(client, substrate, endpoint, await client.block_time())
-    except BaseException:
-        with contextlib.suppress(TimeoutError, bt.BittensorError, ConnectionError, OSError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await client.close()
-        raise
+class _Substrate(bt.RpcSubstrate):
+    """The SDK's connection, which remembers what it opened: a connect that is cancelled forgets its socket otherwise."""
+
+    opened: Any = None
+
+    def _interface(self, endpoint: str, fallbacks: list[str]) -> Any:
+        self.opened = super()._interface(endpoint, fallbacks)
+        return self.opened
 
 
-async def _close(link: _Link) -> None:
+async def _quietly_closed(substrate: _Substrate) -> None:
     with contextlib.suppress(TimeoutError, bt.BittensorError, ConnectionError, OSError):
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await link.client.close()
+        await substrate.close()
+        if substrate.opened is not None:
+            await substrate.opened.close()
 
 
 def _transient_reason(error: Any) -> str:

@@ -236,3 +236,21 @@ async def test_transactions_wait_while_finality_is_late() -> None:
         await ask(node.url, "devnet_setFinalityLag", 12)
         block = await chain.commit(b"record")
         assert node.chain.finalized_number >= block
+
+
+async def test_many_readers_on_one_connection_survive_its_end_together() -> None:
+    async with connected() as (node, chain):
+        await chain.metagraph()
+        for _ in range(3):
+            readers = [asyncio.ensure_future(chain.fresh_metagraph()) for _ in range(20)]
+            await asyncio.sleep(0)
+            node.drop_all()
+            graphs = await asyncio.gather(*readers)
+            assert {graph.netuid for graph in graphs} == {NETUID}
+        node.faults.is_frozen = True
+        silent = [asyncio.ensure_future(chain.block()) for _ in range(20)]
+        outcomes = await asyncio.gather(*silent, return_exceptions=True)
+        assert all(isinstance(outcome, TransientFailure) for outcome in outcomes)
+        node.faults.is_frozen = False
+        assert await chain.block() > 0
+        assert node.status()["connections"] <= 2

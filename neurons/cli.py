@@ -25,6 +25,8 @@ ENTRIES = {
     "init-run": "neurons.orchestrator:init_run",
     "localnet": "neurons.localnet:run_localnet",
     "audit": "neurons.audit:run_audit",
+    "explain": "neurons.explain:run_explain",
+    "agreement": "neurons.agreement:run_agreement",
     "devnet": "neurons.devnet:run_devnet",
 }
 """Where each command goes: a function that takes checked values and returns an exit code."""
@@ -283,6 +285,49 @@ def audit(
     Exit code 0: all equal. 1: not equal, and it says which event.
     """
     _enter("audit", target, chain, netuid, as_json)
+
+
+@app.command()
+def explain(
+    hotkey: Annotated[str, typer.Argument(metavar="HOTKEY", help="Address, or as much of its beginning as is unique.")],
+    target: Annotated[
+        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
+    ] = "localnet",
+    chain: Annotated[
+        str | None,
+        typer.Option("--chain", metavar="URL", help="Chain to read; without it DIR's own, or the network's."),
+    ] = None,
+    netuid: Annotated[int | None, typer.Option("--netuid", metavar="N", help="The run's subnet, with a URL.")] = None,
+) -> None:
+    """Why a hotkey earns what it earns, or 0.
+
+    \b
+    strata explain 5GrwvaEF
+    strata explain 5GrwvaEF localnet
+    strata explain 5GrwvaEF https://strata.example.org --netuid 12
+
+    From passes to emission, epoch by epoch, each number with the events of the record that say so.
+    """
+    _enter("explain", hotkey, target, chain, netuid)
+
+
+@app.command()
+def agreement(
+    target: Annotated[
+        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
+    ] = "localnet",
+    epoch: Annotated[int | None, typer.Option("--epoch", metavar="N", help="One epoch only.")] = None,
+    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Also draw it as a heat map.")] = None,
+) -> None:
+    """Who merged what others merged, by pair.
+
+    \b
+    strata agreement localnet
+    strata agreement https://strata.example.org --epoch 12 --png agreement.png
+
+    Both copies of every shard are compared. A miner that corrupts its copies is a row out of consensus.
+    """
+    _enter("agreement", target, epoch, png)
 
 
 @app.command()

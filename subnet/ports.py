@@ -195,7 +195,10 @@ class PublicRecord(Protocol):
     """What anyone may read of a run, without a key."""
 
     async def read(self, name: str, *, limit_bytes: int) -> bytes:
-        """`run`, `config`, `status`, `ledger/INDEX` or `snapshots/STAGE`. Raises NotFound, TransientFailure, ProtocolViolation (too long)."""
+        """`run`, `config`, `status`, `ledger/INDEX` or `snapshots/STAGE`.
+
+        Raises NotFound, TransientFailure, ProtocolViolation (too long).
+        """
         ...
 
 

@@ -27,6 +27,8 @@ log = logging.getLogger("strata.miner")
 
 IDLE_S = 0.25
 LEASES_AHEAD = 2
+LONG_SEGMENT = 6
+"""Receipts of a segment for each backward of its quota, from which on it is closed early; the orchestrator takes 8."""
 LOST_PAUSE_S = 1.0
 """After a forward that found no receiver: until a dead replica is known to be dead, samples are not to be burnt on it."""
 
@@ -146,10 +148,7 @@ class Workbench:
                 await self._idle()
         for key in list(self._open):
             self._drop(key)
-        if self._worker.num_accumulated:
-            await self._step()
-        if self._books.checkpoints[-1].num_receipts != self._books.num_receipts:
-            await self._checkpoint()
+        await self._close()
 
     def wake(self) -> None:
         """Something outside changed: look again."""
@@ -170,6 +169,8 @@ class Workbench:
         if self._inbox.backward:
             await self._backward(self._inbox.backward.popleft())
             return True
+        if self._is_long and not self._open:
+            await self._close()
         if not self._may_admit():
             return False
         if self.stage == 0:
@@ -185,9 +186,26 @@ class Workbench:
         return False
 
     def _may_admit(self) -> bool:
-        quota = self._config.training.accumulate * self._config.audit.checkpoint_every
         has_room = len(self._open) < self._config.training.max_in_flight
-        return has_room and self._segment_backwards + len(self._open) < quota
+        return has_room and not self._is_long and self._segment_backwards + len(self._open) < self._quota
+
+    @property
+    def _quota(self) -> int:
+        """Backward passes of one segment."""
+        return self._config.training.accumulate * self._config.audit.checkpoint_every
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether dropped samples have filled the segment with receipts; it is then closed early."""
+        num_receipts = self._books.num_receipts - self._books.checkpoints[-1].num_receipts
+        return num_receipts > LONG_SEGMENT * self._quota
+
+    async def _close(self) -> None:
+        """A last inner step with what has accumulated, and a checkpoint; nothing may be open."""
+        if self._worker.num_accumulated:
+            await self._step()
+        if self._books.checkpoints[-1].num_receipts != self._books.num_receipts:
+            await self._checkpoint()
 
     async def _next_lease(self, may_lease: Callable[[], bool]) -> Lease | None:
         if not self._leases and may_lease() and self._ports.clock.now() >= self._leases_due_s:
@@ -237,7 +255,7 @@ class Workbench:
             self._send(lease, Direction.BACKWARD, sent)
         if self._worker.num_accumulated >= self._config.training.accumulate:
             await self._step()
-        if self._segment_backwards >= self._config.training.accumulate * self._config.audit.checkpoint_every:
+        if self._segment_backwards >= self._quota:
             await self._checkpoint()
 
     def _receipt(

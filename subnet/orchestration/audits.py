@@ -4,6 +4,8 @@ A case is a segment under audit. Its auditor is drawn from the beacon; a fail ne
 split is decided by a third, and validators that do not answer are replaced until none is left.
 """
 
+from bisect import bisect_right
+
 import msgspec
 
 from subnet import draws, wire
@@ -21,10 +23,12 @@ from subnet.orchestration.ledger import (
 from subnet.orchestration.membership import member_of
 from subnet.orchestration.state import Case, Evaluation, Member, Turn
 from subnet.orchestration.work import drop_through
-from subnet.types import NO_DIGEST, Epoch, Hotkey, Outcome, StageIndex
+from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Outcome, StageIndex
 
 PROBATION_PROBABILITY = 0.5
 """Lowest audit probability of a miner on probation (trust.md 3)."""
+LAST_SEGMENT_SHARE = 0.25
+"""Chance that the last segment of an epoch is drawn outright."""
 
 
 def draw_audits(turn: Turn) -> None:
@@ -35,7 +39,7 @@ def draw_audits(turn: Turn) -> None:
         num_segments = len(commit.checkpoints) - 1
         if num_segments < 1 or not _is_drawn(turn, member):
             continue
-        segment = draws.below(num_segments, current.next_beacon, "segment", current.epoch, hotkey)
+        segment = _drawn_segment(turn, hotkey, commit)
         auditor = _next_validator(turn, hotkey, current.next_beacon, asked=[])
         if auditor is None:
             continue
@@ -55,6 +59,27 @@ def draw_audits(turn: Turn) -> None:
             Challenged(epoch=current.epoch, hotkey=hotkey, stage=member.stage, segment=segment, auditor=auditor)
         )
     turn.ask(Wake())
+
+
+def _drawn_segment(turn: Turn, hotkey: Hotkey, commit: wire.CommitEpoch) -> int:
+    """The segment of a drawn unit of paid work, or the last one.
+
+    Drawn over units, so that a chain padded with segments of no work hides nothing; the last segment gets a share of its own,
+    because only there the upload is checked against the work.
+    """
+    current, num_segments = turn.state.current, len(commit.checkpoints) - 1
+    seed = (current.next_beacon, "segment", current.epoch, hotkey)
+    work = current.work.get(hotkey)
+    if work is None or not work.credited or draws.uniform(*seed, "last") < LAST_SEGMENT_SHARE:
+        return num_segments - 1
+    sample = list(work.credited)[draws.below(len(work.credited), *seed)]
+    place = next(
+        place
+        for place, receipt in enumerate(work.receipts)
+        if receipt.sample == sample and receipt.direction is Direction.BACKWARD
+    )
+    starts = [checkpoint.num_receipts for checkpoint in commit.checkpoints]
+    return min(bisect_right(starts, place), num_segments) - 1
 
 
 def _is_drawn(turn: Turn, member: Member) -> bool:

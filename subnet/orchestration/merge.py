@@ -5,6 +5,7 @@ to a vote and no first copy wins. The same holds for the outer step.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from subnet import draws, receipts, wire
 from subnet.errors import Refused
@@ -12,11 +13,13 @@ from subnet.merging.schedule import shard_plans
 from subnet.orchestration.events import CommitRoot, OuterRefereed, RefereeOuter, RefereeShard, ShardRefereed, Wake
 from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted
 from subnet.orchestration.membership import member_of
-from subnet.orchestration.state import StageMerge, Turn
+from subnet.orchestration.state import StageMerge, Turn, Work
 from subnet.orchestration.work import check_epoch
-from subnet.types import BlobRef, Digest, Hotkey, Phase, StageIndex
+from subnet.types import BlobRef, Digest, Direction, Hotkey, Phase, StageIndex
 
 SNAPSHOT_UPLOADERS = 2
+RECEIPTS_PER_UNIT = 8
+"""Most receipts of a segment for each backward of its quota: two a pass and the steps, and room for dropped samples."""
 
 
 def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, content: Digest) -> str:
@@ -79,10 +82,27 @@ def _check_commit(turn: Turn, sender: Hotkey, stage: StageIndex, request: wire.C
     places = [checkpoint.num_receipts for checkpoint in request.checkpoints]
     if not places or places[0] != 0 or places != sorted(set(places)):
         raise Refused("checkpoint", "checkpoints must begin with the epoch's start and follow the chain in order")
+    _check_segments(turn, work, request)
     size = state.num_elements[stage] * 4
     num_chunks = -(-size // turn.config.merge.chunk_bytes)
     if request.upload_bytes != size or len(request.chunk_digests) != num_chunks:
         raise Refused("upload", f"stage {stage} has {size} bytes in {num_chunks} chunks")
+
+
+def _check_segments(turn: Turn, work: Work | None, request: wire.CommitEpoch) -> None:
+    """A segment is what one audit replays, so its size is bounded: by the work between two checkpoints, and by receipts."""
+    quota = turn.config.training.accumulate * turn.config.audit.checkpoint_every
+    recorded = work.receipts if work else []
+    places = [checkpoint.num_receipts for checkpoint in request.checkpoints]
+    for start, end in pairwise(places):
+        segment = recorded[start:end]
+        num_backward = sum(receipt.direction is Direction.BACKWARD for receipt in segment)
+        if num_backward > quota or len(segment) > RECEIPTS_PER_UNIT * quota:
+            raise Refused(
+                "checkpoint", f"a segment holds {num_backward} backwards in {len(segment)} receipts, quota {quota}"
+            )
+    if places[-1] != len(recorded):
+        raise Refused("checkpoint", "the last checkpoint must close the chain")
 
 
 def close_commits(turn: Turn) -> None:

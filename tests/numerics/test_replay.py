@@ -300,3 +300,10 @@ def test_a_poisoned_optimizer_state_shows(honest_segment: tuple[RunConfig, list[
     measures = replay(config, poisoned)
     assert np.isclose(measures.rel_dw, 2.0)
     assert judge(measures, config.audit)[0] is Outcome.FAIL
+
+
+def test_a_cheat_that_does_not_exist_is_named() -> None:
+    with pytest.raises(
+        ValueError, match="no cheat is called 'sleep'; there are identity, scale, stale, truncate, zero"
+    ):
+        make_worker("sleep", small_config(), StageIndex(0), NumericMode.FP32)

@@ -127,8 +127,8 @@ def _activation_bytes(evidence: Evidence) -> Finding:
     name = f"a pass between stages is 1/{WIRE_COMPRESSION} of full width in fp32"
     found, model = plane_bytes(evidence), evidence.config.run.model
     if not found.passes:
-        holds = None if evidence.config.run.training.num_stages == 1 else False
-        return Finding(name=name, holds=holds, detail="no pass between stages was counted")
+        holds = None if evidence.config.run.training.num_stages == 1 or _lost_counters(evidence) else False
+        return Finding(name=name, holds=holds, detail=f"no pass between stages was counted{_lost_counters(evidence)}")
     sent = found.activation_payload + found.gradient_payload
     heads = f"{sent} bytes in {found.passes} passes (headers {found.frame_heads} apart)"
     ratio = f"1/{found.full_width_fp32 / sent:.1f}" if sent else "nothing"
@@ -146,8 +146,16 @@ def _merge_bytes(evidence: Evidence) -> Finding:
     if ratio is None:
         is_possible = len(evidence.miners) > evidence.config.run.training.num_stages
         detail = "no merge was counted" if is_possible else "does not apply: no stage has two miners"
-        return Finding(name=name, holds=False if is_possible else None, detail=detail)
+        lost = _lost_counters(evidence)
+        return Finding(name=name, holds=False if is_possible and not lost else None, detail=detail + lost)
     return Finding(name=name, holds=ratio <= MAX_MERGE_RATIO, detail=f"the worst is {ratio:.4f}")
+
+
+def _lost_counters(evidence: Evidence) -> str:
+    """A miner counts from the start of its process."""
+    miners = [part.name for part in evidence.miners.values()]
+    is_lost = any(evidence.restarts.get(name) for name in miners)
+    return "; miners were restarted, and what they had counted is lost" if is_lost else ""
 
 
 def _all_validators_weigh(evidence: Evidence) -> Finding:

@@ -21,7 +21,7 @@ from neurons.local.notes import Progress, Trained, read_counters, read_training,
 from neurons.local.plan import Part, Plan
 from neurons.local.report import console, make_report, one_screen
 from neurons.local.screen import clock_line, screen
-from neurons.local.supervisor import Child, Supervisor
+from neurons.local.supervisor import Child, Supervisor, last_words
 from neurons.local.watch import Snapshot, Watch
 from neurons.scoring import SEGMENT_LIMIT_BYTES
 from neurons.settings import to_toml
@@ -29,6 +29,7 @@ from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.embedded_store import find_embedded
 from subnet.adapters.http_client import open_session
 from subnet.adapters.system import write_atomically
+from subnet.errors import StartupRefused
 from subnet.types import Epoch, Hotkey, Phase, SampleId
 
 _LOOK_EVERY_S = 1.0
@@ -149,10 +150,14 @@ class Session:
         write_atomically(self._layout.run_config, to_toml(self._plan.node_config(self._plan.orchestrator)).encode())
 
     async def _until_announced(self, watch: Watch) -> None:
-        async with asyncio.timeout(_ANNOUNCE_LIMIT_S):
-            while watch.last.run is None or await watch.discovery() is None:
-                await asyncio.sleep(_LOOK_EVERY_S / 4)
-                await watch.look()
+        deadline = time.monotonic() + _ANNOUNCE_LIMIT_S
+        while watch.last.run is None or await watch.discovery() is None:
+            if time.monotonic() > deadline:
+                log = self._layout.log(self._plan.orchestrator.name)
+                reason = f"the orchestrator did not come up within {_ANNOUNCE_LIMIT_S:g} s: {last_words(log)}\nIts log: {log}"
+                raise StartupRefused(reason, ExitCode.UNAVAILABLE)
+            await asyncio.sleep(_LOOK_EVERY_S / 4)
+            await watch.look()
 
     @contextlib.contextmanager
     def _picture(self) -> Iterator[None]:

@@ -149,6 +149,7 @@ class Supervisor:
         await self._stop_these(chains, _CHAIN_STOP_LIMIT_S)
         for process in multiprocessing.active_children():  # one that was just being started
             process.kill()
+        _end_warm_parent()
 
     async def stop_roles(self) -> None:
         """End the roles and leave the chain as it is; nothing is restarted from now on."""
@@ -257,6 +258,14 @@ def _set_environment(wanted: dict[str, str]) -> None:
     for name in [name for name in os.environ if name not in kept]:
         del os.environ[name]
     os.environ.update(wanted)
+
+
+def _end_warm_parent() -> None:
+    """It ends by itself, but only after it has loaded everything; Python has no public way to tell it."""
+    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def _is_alive(child: Child) -> bool:

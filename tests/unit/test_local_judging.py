@@ -41,6 +41,7 @@ def evidence(
     earned: float = 1.0,
     counters: Counters = HONEST,
     unigram: float | None = 3.0,
+    restarts: int = 0,
 ) -> Evidence:
     history, whole = read_history(segments(change), owner=OWNER.hotkey)
     uids = metagraph().by_hotkey()
@@ -61,7 +62,7 @@ def evidence(
         counters={"m1": counters},
         unigram=unigram,
         reference=Trained(num_samples=8, heldout_loss=1.4),
-        restarts={"m2": 1},
+        restarts={"m2": restarts},
     )
 
 
@@ -151,6 +152,11 @@ def test_bytes_are_counted(counters: Counters, name: str, said: str) -> None:
     assert said in shown
 
 
+def test_what_killed_miners_had_counted_is_not_held_against_the_run() -> None:
+    holds, shown = detail(evidence(counters=Counters(), restarts=1), "1/128")
+    assert (holds, "what they had counted is lost" in shown) == (None, True)
+
+
 def test_an_honest_miner_that_is_not_paid_is_named_with_the_reason() -> None:
     holds, shown = detail(evidence(earned=0.0), "every honest miner is paid")
     assert holds is False
@@ -192,7 +198,7 @@ def test_an_honest_miner_that_is_convicted_fails_the_run() -> None:
 
 
 def test_the_report_is_one_screen_and_one_file() -> None:
-    found = evidence()
+    found = evidence(restarts=1)
     report = make_report(found, judge(found, OWNER.verify), took_s=61.0)
     out = Console(width=150, record=True, file=io.StringIO(), highlight=False)
     out.print(one_screen(report, Path("/net")))

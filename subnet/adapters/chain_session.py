@@ -60,6 +60,10 @@ class ChainLimits:
     """How old a cached metagraph may be; writes always read it anew."""
 
 
+class _LinkFailed(TransientFailure):
+    """An open connection did not answer: worth one more try on a new one."""
+
+
 @dataclass(slots=True)
 class _Link:
     """A connected client and the endpoint it talks to."""
@@ -206,21 +210,23 @@ class ChainSession:
         return reason
 
     async def _read(self, what: str, operation: Callable[[_Link], Awaitable[T]]) -> T:
-        for attempt in (1, 2):
-            link = await self._connected()
-            limit_s = self.limits.read_timeout_s or min(30.0, max(5.0, 3 * link.block_time_s))
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await operation(link)
-            except TimeoutError as error:
-                self._abandon(link)
-                if attempt == 2:
-                    raise TransientFailure(f"{link.endpoint} did not answer ({what}) within {limit_s:.0f} s") from error
-            except (bt.BittensorError, ConnectionError, OSError) as error:
-                self._abandon(link)
-                if attempt == 2:
-                    raise TransientFailure(f"{link.endpoint} could not answer ({what}): {error}") from error
-        raise TransientFailure(what)
+        try:
+            return await self._read_once(what, operation)
+        except _LinkFailed:
+            return await self._read_once(what, operation)
+
+    async def _read_once(self, what: str, operation: Callable[[_Link], Awaitable[T]]) -> T:
+        link = await self._connected()
+        limit_s = self.limits.read_timeout_s or min(30.0, max(5.0, 3 * link.block_time_s))
+        try:
+            async with asyncio.timeout(limit_s):
+                return await operation(link)
+        except TimeoutError as error:
+            self._abandon(link)
+            raise _LinkFailed(f"{link.endpoint} did not answer ({what}) within {limit_s:.0f} s") from error
+        except (bt.BittensorError, ConnectionError, OSError) as error:
+            self._abandon(link)
+            raise _LinkFailed(f"{link.endpoint} could not answer ({what}): {error}") from error
 
     async def _connected(self) -> _Link:
         """The link, or the one attempt to make it that all callers share: none of them starts another when it fails."""

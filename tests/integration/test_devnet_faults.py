@@ -254,3 +254,21 @@ async def test_many_readers_on_one_connection_survive_its_end_together() -> None
         node.faults.is_frozen = False
         assert await chain.block() > 0
         assert node.status()["connections"] <= 2
+
+
+async def test_a_watch_whose_news_was_lost_ends_and_the_chain_is_asked() -> None:
+    limits = ChainLimits(connect_timeout_s=5.0, read_timeout_s=1.0, submit_timeout_s=1.0, operation_timeout_s=15.0)
+    async with Node(config()).running() as node:
+        chain = BittensorChain(node.url, NETUID, ALICE, limits=limits)
+        sending = asyncio.ensure_future(chain.commit(b"record"))
+        while len(node.chain.pool) == 0:  # noqa: ASYNC110 - the pool is the node's, it wakes nobody
+            await asyncio.sleep(0)
+        node.faults.is_frozen = True
+        while node.chain.finalized_number < node.chain.head.number or len(node.chain.pool):  # noqa: ASYNC110
+            node.chain.finality_lag = 0
+            await asyncio.sleep(0.01)
+        node.make_block()
+        node.faults.is_frozen = False
+        assert await sending > 0
+        assert num_included(node, "Commitments", "set_commitment") == 1
+        await chain.close()

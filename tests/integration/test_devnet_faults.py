@@ -264,7 +264,7 @@ async def test_a_watch_whose_news_was_lost_ends_and_the_chain_is_asked() -> None
         while len(node.chain.pool) == 0:  # noqa: ASYNC110 - the pool is the node's, it wakes nobody
             await asyncio.sleep(0)
         node.faults.is_frozen = True
-        while node.chain.finalized_number < node.chain.head.number or len(node.chain.pool):  # noqa: ASYNC110
+        while node.chain.finalized_number < node.chain.head.number or len(node.chain.pool):
             node.chain.finality_lag = 0
             await asyncio.sleep(0.01)
         node.make_block()

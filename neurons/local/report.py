@@ -25,6 +25,7 @@ from neurons.local.evidence import (
 from subnet.config import WIRE_COMPRESSION
 
 _PLAIN_WIDTH = 150
+_WRAPPED = ("why", "detail", "invariant", "weights on chain, u16, read back by the SDK")
 _WORDS = {True: ("ok", "green"), False: ("FAILED", "bold red"), None: ("n/a", "yellow")}
 
 
@@ -73,7 +74,7 @@ def one_screen(report: Report, root: Path) -> RenderableType:
 def _table(*columns: str, left: Sequence[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right", no_wrap=column not in ("why", "detail"))
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=column not in _WRAPPED)
     return table
 
 

@@ -14,16 +14,32 @@ from subnet.orchestration.ledger import (
     EpochPublished,
     EpochStarted,
     Evaluated,
+    Flagged,
+    Leased,
     LossRecorded,
+    ReducerConvicted,
     RootCommitted,
     RunCreated,
     SampleDropped,
+    ShardAudited,
     ShardMerged,
     UploadAccepted,
+    UploadCopied,
     VerdictRecorded,
     Voided,
 )
-from subnet.types import Contribution, Epoch, Hotkey, Outcome, SampleId, StageIndex, Verdict
+from subnet.types import (
+    NO_DIGEST,
+    Contribution,
+    Epoch,
+    Hotkey,
+    LossFlag,
+    Outcome,
+    PathwayLoss,
+    SampleId,
+    StageIndex,
+    Verdict,
+)
 
 
 @dataclass(slots=True)
@@ -35,6 +51,8 @@ class EpochAccount:
     stage_of: dict[Hotkey, StageIndex] = field(default_factory=dict)
     units: dict[Hotkey, dict[SampleId, None]] = field(default_factory=dict)
     num_voided: dict[Hotkey, int] = field(default_factory=dict)
+    hops: dict[SampleId, tuple[Hotkey, ...]] = field(default_factory=dict)
+    """The newest lease's pathway of each sample."""
     losses: dict[SampleId, float] = field(default_factory=dict)
     num_dropped: int = 0
     committed: dict[Hotkey, Committed] = field(default_factory=dict)
@@ -42,6 +60,11 @@ class EpochAccount:
     absent: dict[Hotkey, None] = field(default_factory=dict)
     outcomes: dict[Hotkey, Outcome] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
+    flags: list[LossFlag] = field(default_factory=list)
+    copied: dict[Hotkey, None] = field(default_factory=dict)
+    convicted: dict[Hotkey, None] = field(default_factory=dict)
+    """Reducers whose agreeing copies were false."""
+    shard_audits: list[ShardAudited] = field(default_factory=list)
     shards: list[ShardMerged] = field(default_factory=list)
     evaluation: Evaluated | None = None
     root: RootCommitted | None = None
@@ -51,13 +74,34 @@ class EpochAccount:
     @property
     def failed(self) -> tuple[Hotkey, ...]:
         """Hotkeys convicted for this epoch, sorted."""
-        return tuple(sorted(hotkey for hotkey, outcome in self.outcomes.items() if outcome is Outcome.FAIL))
+        failed = {hotkey: None for hotkey, outcome in self.outcomes.items() if outcome is Outcome.FAIL}
+        return tuple(sorted(failed | self.convicted))
 
     @property
     def voided(self) -> tuple[Hotkey, ...]:
-        """Hotkeys whose whole epoch does not count: no accepted upload, or absent from a challenge; sorted."""
-        unpaid = {hotkey: None for hotkey in self.units if hotkey not in self.uploaded} | self.absent
-        return tuple(sorted(unpaid))
+        """Hotkeys whose whole epoch does not count, sorted: no accepted upload, absent from a challenge, a copied
+        upload, a false copy of a shard."""
+        unpaid = {hotkey: None for hotkey in self.units if hotkey not in self.uploaded} | self.absent | self.copied
+        return tuple(sorted(unpaid | dict.fromkeys(self.false_reducers)))
+
+    @property
+    def false_reducers(self) -> tuple[Hotkey, ...]:
+        """Who reported another sum of a shard than the referee's; the arithmetic leaves no room for that; sorted."""
+        false = {
+            hotkey: None
+            for shard in self.shards
+            if shard.is_refereed
+            for hotkey, reported in zip(shard.reducers, shard.reported, strict=True)
+            if reported not in (NO_DIGEST, shard.accepted.digest)
+        }
+        return tuple(sorted(false))
+
+    def pathway_losses(self) -> tuple[PathwayLoss, ...]:
+        """Loss and pathway of every completed sample, in the order they were completed."""
+        return tuple(
+            PathwayLoss(epoch=self.epoch, sample=sample, pathway=self.hops[sample], loss=loss)
+            for sample, loss in self.losses.items()
+        )
 
     def contributions(self, stage_flops: tuple[int, ...]) -> tuple[Contribution, ...]:
         """Credited work by hotkey, volume in units of the lightest stage's microbatch FLOPs."""
@@ -102,11 +146,16 @@ class Accounts:
         if isinstance(fact, VerdictRecorded):
             self.epoch(fact.verdict.epoch).verdicts.append(fact.verdict)
             return
+        if isinstance(fact, Flagged):
+            self.epoch(fact.flag.epoch).flags.append(fact.flag)
+            return
         match fact:
-            case Credited() | Voided() | LossRecorded() | SampleDropped():
+            case Leased() | Credited() | Voided() | LossRecorded() | SampleDropped():
                 self._add_work(self.epoch(fact.epoch), fact)
             case EpochStarted() | Committed() | UploadAccepted() | ShardMerged() | EpochPublished():
                 self._add_merge(self.epoch(fact.epoch), fact)
+            case UploadCopied() | ShardAudited() | ReducerConvicted():
+                self._add_merge_trust(self.epoch(fact.epoch), fact)
             case Absent() | CaseClosed():
                 self._add_audit(self.epoch(fact.epoch), fact)
             case RootCommitted():
@@ -119,8 +168,10 @@ class Accounts:
                 pass
 
     @staticmethod
-    def _add_work(account: EpochAccount, fact: Credited | Voided | LossRecorded | SampleDropped) -> None:
+    def _add_work(account: EpochAccount, fact: Leased | Credited | Voided | LossRecorded | SampleDropped) -> None:
         match fact:
+            case Leased():
+                account.hops[fact.sample] = fact.hops
             case Credited():
                 account.units.setdefault(fact.hotkey, {})[fact.sample] = None
             case Voided():
@@ -150,6 +201,16 @@ class Accounts:
             case EpochPublished():
                 account.is_published = True
                 account.snapshots = fact
+
+    @staticmethod
+    def _add_merge_trust(account: EpochAccount, fact: UploadCopied | ShardAudited | ReducerConvicted) -> None:
+        match fact:
+            case UploadCopied():
+                account.copied |= dict.fromkeys(fact.pair)
+            case ShardAudited():
+                account.shard_audits.append(fact)
+            case ReducerConvicted():
+                account.convicted[fact.hotkey] = None
 
     @staticmethod
     def _add_audit(account: EpochAccount, fact: Absent | CaseClosed) -> None:

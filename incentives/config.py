@@ -26,6 +26,23 @@ class OnNoCredit(enum.StrEnum):
     BURN = "burn"
 
 
+class ClaspConfig(Record, frozen=True):
+    """When a miner's effect on the loss is called harmful (trust.md 4). A flag only raises the odds of an audit."""
+
+    alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 1e-4
+    """Chance that an honest miner is flagged in one test (or ever, in a sequential one)."""
+    framing_alpha: Annotated[float, Meta(gt=0, le=0.5)] = 0.02
+    """Level of the second test, over the miners of the last stage: none of them alone can frame somebody."""
+    max_condition: Annotated[float, Meta(ge=1)] = 100.0
+    """Largest condition number of a design that verdicts are drawn from; balanced pathways have 1."""
+    min_samples: Annotated[int, Meta(ge=2)] = 12
+    """Samples below which a miner is not judged."""
+    effect: Annotated[float, Meta(gt=0)] = 0.05
+    """Harm, in nats a token, that the sequential test finds soonest."""
+    window_epochs: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    """Published epochs whose samples are looked at together."""
+
+
 class IncentiveConfig(Record, frozen=True):
     """How contributions become scores, and scores weights."""
 
@@ -47,6 +64,7 @@ class IncentiveConfig(Record, frozen=True):
     """Share of the weights that goes to the burn hotkey."""
     on_no_credit: OnNoCredit = OnNoCredit.NONE
     """`none` sets no weights, `burn` gives all of them to the burn hotkey."""
+    clasp: ClaspConfig = ClaspConfig()
 
     def __post_init__(self) -> None:
         if self.gamma_hours * 60.0 < self.sync_period_minutes:
@@ -64,18 +82,3 @@ class IncentiveConfig(Record, frozen=True):
     def ramp_epochs(self) -> int:
         """Clean epochs until trust is 1."""
         return self.probation_epochs or self.window_epochs
-
-
-class ClaspConfig(Record, frozen=True):
-    """When a miner's effect on the loss is called harmful (trust.md 4). A flag only raises the odds of an audit."""
-
-    alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 1e-4
-    """Chance that an honest miner is flagged in one test (or ever, in a sequential one)."""
-    framing_alpha: Annotated[float, Meta(gt=0, le=0.5)] = 0.02
-    """Level of the second test, over the miners of the last stage: none of them alone can frame somebody."""
-    max_condition: Annotated[float, Meta(ge=1)] = 100.0
-    """Largest condition number of a design that verdicts are drawn from; balanced pathways have 1."""
-    min_samples: Annotated[int, Meta(ge=2)] = 12
-    """Samples below which a miner is not judged."""
-    effect: Annotated[float, Meta(gt=0)] = 0.05
-    """Harm, in nats a token, that the sequential test finds soonest."""

@@ -133,6 +133,8 @@ class MergeConfig(Record, frozen=True):
     """Largest merge weight, over the median of the stage."""
     norm_cap: Annotated[float, Meta(ge=1)] = 1.0
     """A shard longer than this times the median norm is scaled down to it."""
+    audit_fraction: Fraction = 0.08
+    """Chance that a shard whose two copies agree is recomputed all the same, once nobody can change them any more."""
 
 
 class AuditConfig(Record, frozen=True):
@@ -154,6 +156,8 @@ class AuditConfig(Record, frozen=True):
     probation_epochs: Annotated[int, Meta(ge=0)] = 30
     absences_to_fail: Annotated[int, Meta(ge=1)] = 2
     absence_window_epochs: Count = 30
+    flag_epochs: Count = 30
+    """Epochs for which a miner that CLASP flagged is audited with certainty."""
 
 
 class DeadlineConfig(Record, frozen=True):

@@ -1,11 +1,11 @@
-"""Receipt chains, Merkle roots, and the bytes that leases, acknowledgements and verdicts are signed over (trust.md 1)."""
+"""Receipt chains, Merkle roots, and the bytes that leases, acknowledgements, verdicts and flags are signed over (trust.md 1)."""
 
 from collections.abc import Iterable, Sequence
 
 import blake3
 import msgspec
 
-from subnet.types import Digest, Epoch, Hotkey, Lease, Receipt, Verdict
+from subnet.types import Digest, Epoch, Hotkey, Lease, LossFlag, Receipt, Verdict
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -64,3 +64,8 @@ def ack_bytes(run_id: str, *, epoch: Epoch, hotkey: Hotkey, num_receipts: int, h
 def verdict_bytes(verdict: Verdict) -> bytes:
     """What a validator signs for a verdict."""
     return b"strata/verdict/1\n" + canonical(msgspec.structs.replace(verdict, signature=""))
+
+
+def flag_bytes(flag: LossFlag) -> bytes:
+    """What a validator signs for a flag."""
+    return b"strata/flag/1\n" + canonical(msgspec.structs.replace(flag, signature=""))

@@ -158,6 +158,24 @@ class Verdict(Record, frozen=True):
     signature: str = ""
 
 
+class LossFlag(Record, frozen=True):
+    """A validator's signed finding that samples through a miner lose more than chance explains; no verdict (trust.md 4).
+
+    `effect` is against the median of the miner's stage, nats a token, over the published epochs that end with `epoch`.
+    """
+
+    run_id: str
+    epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+    validator: Hotkey
+    effect: float
+    standard_error: float
+    z: float
+    num_samples: int
+    signature: str = ""
+
+
 class Neuron(Record, frozen=True):
     """One registered key of the subnet, as one metagraph shows it. Stakes and emission in alpha."""
 

@@ -19,6 +19,7 @@ from subnet.types import (
     Epoch,
     Hotkey,
     Lease,
+    LossFlag,
     NumericMode,
     Phase,
     Receipt,
@@ -162,6 +163,12 @@ class PostVerdict(Message, frozen=True):
     verdict: Verdict
 
 
+class PostFlags(Message, frozen=True):
+    """Miners whose samples lose more than chance explains; it only raises the odds of their audits. Answer: Done."""
+
+    flags: tuple[LossFlag, ...]
+
+
 class PostEvaluation(Message, frozen=True):
     """Held-out loss of a published epoch, nats per token; `loss_wires_zeroed` with nothing crossing the cuts. Answer: Done."""
 
@@ -225,7 +232,7 @@ Request = (
     Join | Enlist | Resume | Ready | Leave
     | LeaseSamples | Reroute | PostReceipts
     | CommitEpoch | UploadDone | ReportReduced | ReportOuter | SnapshotDone
-    | AnswerChallenge | PostVerdict | PostEvaluation | PostScores
+    | AnswerChallenge | PostVerdict | PostFlags | PostEvaluation | PostScores
     | Poll | RequestUpload | RequestDownload | GetMergePlan
 )  # fmt: skip
 READS = (Poll, RequestUpload, RequestDownload, GetMergePlan)

@@ -36,6 +36,8 @@ class Desk:
                 await self._check_stored(sender, _refs(request))
             case wire.PostVerdict():
                 self._check_verdict(request)
+            case wire.PostFlags():
+                self._check_flags(request)
             case _:
                 pass
 
@@ -96,6 +98,11 @@ class Desk:
         verdict = request.verdict
         if not self._signer.verify(verdict.validator, receipts.verdict_bytes(verdict), verdict.signature):
             raise Refused("signature", "the verdict is not signed by the validator it names")
+
+    def _check_flags(self, request: wire.PostFlags) -> None:
+        for flag in request.flags:
+            if not self._signer.verify(flag.validator, receipts.flag_bytes(flag), flag.signature):
+                raise Refused("signature", "a flag is not signed by the validator it names")
 
 
 def _refs(request: wire.ReportReduced | wire.SnapshotDone | wire.AnswerChallenge) -> tuple[BlobRef, ...]:

@@ -24,6 +24,7 @@ from subnet.orchestration.events import (
     Answer,
     AnyEffect,
     AnyEvent,
+    AuditShard,
     AwaitBlock,
     BlockSeen,
     CommitRoot,
@@ -296,6 +297,8 @@ class Orchestrator:
                 await self._await_block(effect)
             case RefereeShard():
                 self._submit(await self._referee.shard(effect))
+            case AuditShard():
+                self._submit(await self._referee.audited_shard(effect))
             case RefereeOuter():
                 self._submit(await self._referee.outer(effect))
             case StoreSegment():

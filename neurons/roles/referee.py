@@ -4,10 +4,18 @@ import logging
 from collections.abc import Callable
 
 from neurons.roles.shards import reduced_bytes
+from subnet import wire
 from subnet.config import RunConfig
 from subnet.frames import digest
 from subnet.merging.upload import to_vector
-from subnet.orchestration.events import OuterRefereed, RefereeOuter, RefereeShard, ShardRefereed
+from subnet.orchestration.events import (
+    AuditShard,
+    OuterRefereed,
+    RefereeOuter,
+    RefereeShard,
+    ShardRecomputed,
+    ShardRefereed,
+)
 from subnet.orchestration.merge import object_key
 from subnet.ports import BlobStore, Clock
 from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step
@@ -29,17 +37,29 @@ class Referee:
         self._run_id = run_id
 
     async def shard(self, effect: RefereeShard) -> ShardRefereed:
-        """Recompute one shard. Raises NotFound, TransientFailure."""
+        """Recompute one shard and store it. Raises NotFound, TransientFailure."""
+        plan = effect.plan
+        data = await self._reduced(plan, effect.shard)
+        ref = await self._store(plan.epoch, kind="shard", name=f"s{plan.stage}-{effect.shard}", data=data)
+        log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": effect.shard})
+        return ShardRefereed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=effect.shard, ref=ref)
 
+    async def audited_shard(self, effect: AuditShard) -> ShardRecomputed:
+        """Recompute a shard on which its reducers agree; stored only when it is not theirs. Raises NotFound, TransientFailure."""
+        plan, ref = effect.plan, effect.accepted
+        data = await self._reduced(plan, effect.shard)
+        if digest(data) != ref.digest:
+            ref = await self._store(plan.epoch, kind="shard", name=f"audit-s{plan.stage}-{effect.shard}", data=data)
+            log.warning(
+                "agreeing shard is false", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": effect.shard}
+            )
+        return ShardRecomputed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=effect.shard, ref=ref)
+
+    async def _reduced(self, plan: wire.MergePlan, shard: int) -> bytes:
         async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
             return await self._blobs.get(ref.key, start=start, size_bytes=size_bytes)
 
-        plan = effect.plan
-        shard = plan.shards[effect.shard]
-        data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
-        ref = await self._store(plan.epoch, kind="shard", name=f"s{plan.stage}-{shard.shard}", data=data)
-        log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": shard.shard})
-        return ShardRefereed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=shard.shard, ref=ref)
+        return await reduced_bytes(plan, plan.shards[shard], get_slice, self._config.merge)
 
     async def outer(self, effect: RefereeOuter) -> OuterRefereed:
         """Apply the outer step to the previous snapshot. Raises NotFound, TransientFailure."""

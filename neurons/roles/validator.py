@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from neurons.flagging import find_flags
 from neurons.scoring import Record, parse_discovery, scored, weighted
 from subnet import receipts, wire
 from subnet.config import RunConfig
@@ -20,7 +21,7 @@ from subnet.model.partition import num_elements
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.outer import decode_snapshot
-from subnet.types import BlobRef, Epoch, Hotkey, Measures, NumericMode, Outcome, StageIndex, Verdict
+from subnet.types import BlobRef, Epoch, Hotkey, LossFlag, Measures, NumericMode, Outcome, StageIndex, Verdict
 from subnet.validation.ends import check_ends, lies_at_an_end
 from subnet.validation.evidence import decode_evidence
 from subnet.validation.replay import replay_segment
@@ -285,7 +286,41 @@ class Validator:
                 weights=weights,
             )
         )
+        await self._flag()
         return True
+
+    async def _flag(self) -> None:
+        """Post whom CLASP flags by the newest published epoch. What does not get through is found again an epoch later."""
+        published, clasp = self.record.accounts.published(), self.record.incentives().clasp
+        if not published:
+            return
+        epoch, accounts = published[-1].epoch, self.record.accounts
+        found = await self._ports.compute.run(lambda: find_flags(accounts, epoch, clasp))
+        if not found:
+            return
+        unsigned = [
+            LossFlag(
+                run_id=self._run_id,
+                epoch=epoch,
+                hotkey=flag.hotkey,
+                stage=flag.stage,
+                validator=self._ports.signer.hotkey,
+                effect=flag.effect,
+                standard_error=flag.standard_error,
+                z=flag.z,
+                num_samples=flag.num_samples,
+            )
+            for flag in found
+        ]
+        signed = tuple(
+            msgspec.structs.replace(flag, signature=self._ports.signer.sign(receipts.flag_bytes(flag)))
+            for flag in unsigned
+        )
+        log.info("flagged", extra={"epoch": epoch, "hotkeys": [flag.hotkey for flag in signed]})
+        try:
+            await self._ports.control.call(wire.PostFlags(flags=signed))
+        except (Refused, TransientFailure) as error:
+            log.warning("flags not taken", extra={"reason": str(error)})
 
     def _check_own_verdicts(self) -> None:
         recorded = {

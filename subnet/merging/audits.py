@@ -1,6 +1,6 @@
 """What two agreeing copies do not show: colluders who corrupt only the shards they share, and copied uploads (trust.md 5)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from subnet import draws, wire
@@ -45,12 +45,22 @@ def detection_probability(num_corrupt: int, fraction: float) -> float:
     return 1.0 - (1.0 - fraction) ** num_corrupt
 
 
-def copied_uploads(digests: Mapping[Hotkey, Sequence[Digest]]) -> tuple[Copied, ...]:
-    """Pairs of uploads of one stage that are largely the same bytes, by the digests of their chunks; sorted."""
-    found: list[Copied] = []
-    for one, other in combinations(sorted(digests), 2):
-        num_chunks = max(len(digests[one]), len(digests[other]))
-        same = sum(left == right for left, right in zip(digests[one], digests[other], strict=False))
-        if num_chunks and same > COPIED_SHARE * num_chunks:
-            found.append(Copied(pair=(one, other), share=same / num_chunks))
-    return tuple(found)
+def copied_uploads(
+    digests: Mapping[Hotkey, Sequence[Digest]], *, untouched: Collection[Digest] = ()
+) -> tuple[Copied, ...]:
+    """Pairs of uploads of one stage that are largely the same bytes, by the digests of their chunks; sorted.
+
+    Chunks whose digest is in `untouched` (nothing was learned in them) count as different. Chunks are looked up by digest, not
+    compared pair by pair: a stage may have hundreds of miners and thousands of chunks.
+    """
+    same: dict[tuple[Hotkey, Hotkey], int] = {}
+    for place in range(max(map(len, digests.values()), default=0)):
+        holders: dict[Digest, list[Hotkey]] = {}
+        for hotkey in sorted(digests):
+            if place < len(digests[hotkey]) and digests[hotkey][place] not in untouched:
+                holders.setdefault(digests[hotkey][place], []).append(hotkey)
+        for hotkeys in holders.values():
+            for pair in combinations(hotkeys, 2):
+                same[pair] = same.get(pair, 0) + 1
+    shares = {pair: count / max(map(len, (digests[pair[0]], digests[pair[1]]))) for pair, count in same.items()}
+    return tuple(Copied(pair=pair, share=share) for pair, share in sorted(shares.items()) if share > COPIED_SHARE)

@@ -84,6 +84,8 @@ def _drawn_segment(turn: Turn, hotkey: Hotkey, commit: wire.CommitEpoch) -> int:
 
 def _is_drawn(turn: Turn, member: Member) -> bool:
     audit, current = turn.config.audit, turn.state.current
+    if member.flagged_until >= current.epoch:
+        return True
     is_on_probation = member.epochs_credited <= audit.probation_epochs
     probability = max(audit.probability, PROBATION_PROBABILITY) if is_on_probation else audit.probability
     return draws.uniform(current.next_beacon, "audit", current.epoch, member.hotkey) < probability

@@ -76,6 +76,15 @@ class ShardRefereed(Event, frozen=True):
     ref: BlobRef
 
 
+class ShardRecomputed(Event, frozen=True):
+    """The orchestrator recomputed an agreeing shard: `ref` is the accepted object when the bytes came out the same."""
+
+    epoch: Epoch
+    stage: StageIndex
+    shard: int
+    ref: BlobRef
+
+
 class OuterRefereed(Event, frozen=True):
     """The orchestrator applied the outer step itself and stored the snapshot."""
 
@@ -85,7 +94,16 @@ class OuterRefereed(Event, frozen=True):
 
 
 AnyEvent = (
-    Created | Requested | Ticked | ChainSeen | HeardFrom | RootIncluded | BlockSeen | ShardRefereed | OuterRefereed
+    Created
+    | Requested
+    | Ticked
+    | ChainSeen
+    | HeardFrom
+    | RootIncluded
+    | BlockSeen
+    | ShardRefereed
+    | ShardRecomputed
+    | OuterRefereed
 )
 
 _decoder = msgspec.json.Decoder(AnyEvent)
@@ -148,6 +166,14 @@ class RefereeShard(Effect, frozen=True):
     shard: int
 
 
+class AuditShard(Effect, frozen=True):
+    """Recompute this shard, although both its copies agree on `accepted`; answer with ShardRecomputed."""
+
+    plan: wire.MergePlan
+    shard: int
+    accepted: BlobRef
+
+
 class RefereeOuter(Effect, frozen=True):
     """Apply the outer step to the previous snapshot; answer with OuterRefereed."""
 
@@ -170,4 +196,6 @@ class DeleteObjects(Effect, frozen=True):
     keys: tuple[str, ...]
 
 
-AnyEffect = Answer | Wake | CommitRoot | AwaitBlock | RefereeShard | RefereeOuter | StoreSegment | DeleteObjects
+AnyEffect = (
+    Answer | Wake | CommitRoot | AwaitBlock | RefereeShard | AuditShard | RefereeOuter | StoreSegment | DeleteObjects
+)

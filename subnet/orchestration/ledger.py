@@ -12,7 +12,7 @@ import msgspec
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
 from subnet.receipts import canonical
-from subnet.types import BlobRef, Checkpoint, Digest, Epoch, Hotkey, SampleId, StageIndex, Verdict
+from subnet.types import BlobRef, Checkpoint, Digest, Epoch, Hotkey, LossFlag, SampleId, StageIndex, Verdict
 
 GENESIS_HEAD = digest(b"strata/ledger/1")
 
@@ -146,6 +146,43 @@ class ShardMerged(Fact, frozen=True):
     is_refereed: bool
 
 
+class UploadCopied(Fact, frozen=True):
+    """Two uploads of one stage committed the same bytes in `share` of their chunks: the credit of both is void.
+
+    Nobody can know another's upload before it commits, so both keys took part, or are one machine's.
+    """
+
+    epoch: Epoch
+    stage: StageIndex
+    pair: tuple[Hotkey, Hotkey]
+    share: float
+
+
+class ShardAudited(Fact, frozen=True):
+    """A shard whose two copies agreed was recomputed from the same uploads, after nobody could change them any more.
+
+    `recomputed` is the accepted object when its bytes came out the same, else the evidence, stored under the owner's key.
+    """
+
+    epoch: Epoch
+    stage: StageIndex
+    shard: int
+    reducers: tuple[Hotkey, ...]
+    accepted: BlobRef
+    recomputed: BlobRef
+
+
+class ReducerConvicted(Fact, frozen=True):
+    """Both copies of an audited shard were false: its reducers are banned, as for a failed audit of that epoch."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+    shard: int
+    banned_until: Epoch
+    at_epoch: Epoch
+
+
 class EpochPublished(Fact, frozen=True):
     """Params and outer momentum that the next epoch starts from, one snapshot for each stage."""
 
@@ -189,6 +226,12 @@ class VerdictRecorded(Fact, frozen=True):
     verdict: Verdict
 
 
+class Flagged(Fact, frozen=True):
+    """A validator's signed flag, as posted: the miner is audited with certainty in later epochs, and nothing else."""
+
+    flag: LossFlag
+
+
 class CaseClosed(Fact, frozen=True):
     """What the verdicts of one audit come to: pass, fail (then banned until the named epoch), or inconclusive."""
 
@@ -222,8 +265,9 @@ class ScoresPosted(Fact, frozen=True):
 AnyFact = (
     RunCreated | Assigned | Enlisted | EpochStarted
     | Leased | Credited | LossRecorded | SampleDropped | Voided
-    | Committed | RootCommitted | BeaconSeen | UploadAccepted | ShardMerged | EpochPublished
-    | Challenged | Answered | Absent | VerdictRecorded | CaseClosed | Evaluated | ScoresPosted
+    | Committed | RootCommitted | BeaconSeen | UploadCopied | UploadAccepted | ShardMerged | EpochPublished
+    | ShardAudited | ReducerConvicted
+    | Challenged | Answered | Absent | VerdictRecorded | Flagged | CaseClosed | Evaluated | ScoresPosted
 )  # fmt: skip
 
 

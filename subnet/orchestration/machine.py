@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
-from subnet.orchestration import audits, membership, merge, work
+from subnet.orchestration import audits, flags, membership, merge, merge_trust, work
 from subnet.orchestration.events import (
     Answer,
     AnyEffect,
@@ -26,6 +26,7 @@ from subnet.orchestration.events import (
     RefereeShard,
     Requested,
     RootIncluded,
+    ShardRecomputed,
     ShardRefereed,
     StoreSegment,
     Ticked,
@@ -61,10 +62,8 @@ def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
             _root_included(turn, event)
         case BlockSeen():
             _block_seen(turn, event)
-        case ShardRefereed():
-            merge.shard_refereed(turn, event)
-        case OuterRefereed():
-            merge.outer_refereed(turn, event)
+        case ShardRefereed() | OuterRefereed() | ShardRecomputed():
+            _refereed(turn, event)
         case _:
             assert_never(event)
     _advance(turn)
@@ -101,7 +100,7 @@ def outstanding(state: State, config: RunConfig) -> list[AnyEffect]:
                 stage_merge.is_outer_refereed = False
                 merge.ask_outer_referee(turn, stage_merge)
         effects += turn.effects
-    return effects
+    return effects + merge_trust.pending(state)
 
 
 def _created(turn: Turn, event: Created) -> None:
@@ -141,6 +140,16 @@ def _requested(turn: Turn, event: Requested) -> None:
     turn.ask(Answer(sender=event.sender, request_id=event.request_id, response=response))
 
 
+def _refereed(turn: Turn, event: ShardRefereed | OuterRefereed | ShardRecomputed) -> None:
+    match event:
+        case ShardRefereed():
+            merge.shard_refereed(turn, event)
+        case OuterRefereed():
+            merge.outer_refereed(turn, event)
+        case ShardRecomputed():
+            merge_trust.shard_recomputed(turn, event)
+
+
 def _handle(turn: Turn, sender: Hotkey, request: wire.Request) -> wire.Response:
     handler = _HANDLERS.get(type(request))
     if handler is None:
@@ -164,6 +173,7 @@ _HANDLERS: dict[type, Callable[[Turn, Hotkey, Any], wire.Response]] = {
     wire.SnapshotDone: merge.snapshot_done,
     wire.AnswerChallenge: audits.answer_challenge,
     wire.PostVerdict: audits.post_verdict,
+    wire.PostFlags: flags.post_flags,
     wire.PostEvaluation: audits.post_evaluation,
     wire.PostScores: audits.post_scores,
 }
@@ -190,6 +200,7 @@ def _leave_training(turn: Turn) -> None:
 
 def _leave_committing(turn: Turn) -> None:
     if not turn.state.current.commit_root and _commits_are_in(turn):
+        merge_trust.note_copies(turn)
         merge.close_commits(turn)
 
 
@@ -206,7 +217,7 @@ def _leave_merging(turn: Turn) -> None:
 
 
 def _leave_closing(turn: Turn) -> None:
-    if audits.all_closed(turn) and _is_evaluated(turn):
+    if audits.all_closed(turn) and _is_evaluated(turn) and not turn.state.shard_audits:
         _seal(turn)
         _enter(turn, Phase.FINISHED, turn.config.deadlines.gathering_s)
 
@@ -294,6 +305,7 @@ def _block_seen(turn: Turn, event: BlockSeen) -> None:
     current.next_beacon = event.block_hash
     turn.record(BeaconSeen(epoch=event.epoch, at_block=event.at_block, beacon=event.block_hash))
     audits.draw_audits(turn)
+    merge_trust.draw_shard_audits(turn, turn.state.previous, beacon=event.block_hash)
     _enter(turn, Phase.UPLOADING, turn.config.deadlines.uploading_s)
 
 
@@ -319,9 +331,12 @@ def _maybe_publish(turn: Turn) -> None:
     state.previous = current
     state.current = EpochState(epoch=Epoch(current.epoch + 1), beacon=current.next_beacon)
     audits.forget_old_cases(turn)
+    flags.forget_old_flags(turn)
     _delete_old_objects(turn)
     num_epochs = turn.config.training.num_epochs
     if num_epochs and state.epoch >= num_epochs:
+        # no beacon follows the last epoch; the record's head holds what nobody could foresee, the times of all events
+        merge_trust.draw_shard_audits(turn, current, beacon=state.ledger.head)
         _enter(turn, Phase.CLOSING, turn.config.deadlines.challenge_s + 3 * turn.config.deadlines.verdict_s)
         return
     _seal(turn)
@@ -333,6 +348,7 @@ def _delete_old_objects(turn: Turn) -> None:
     """Drop what belongs to epochs before the last few, unless an audit is open on it or a stage still starts from it."""
     state = turn.state
     open_epochs = {epoch for (epoch, _), case in state.cases.items() if case.outcome is None}
+    open_epochs |= {epoch for epoch, _, _ in state.shard_audits}
     needed = {ref.key for ref in state.snapshots}
     old = [epoch for epoch in state.objects if epoch <= state.epoch - EPOCHS_KEPT and epoch not in open_epochs]
     for epoch in sorted(old):

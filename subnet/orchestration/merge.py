@@ -169,7 +169,7 @@ def _open_merge(turn: Turn, stage: StageIndex) -> StageMerge:
             chunk_digests=current.commits[hotkey].chunk_digests,
         )
         for hotkey in miners
-        if hotkey in current.uploaded
+        if hotkey in current.uploaded and hotkey not in current.copied
     )
     if not uploads:
         return StageMerge(snapshot=state.snapshots[stage])
@@ -243,6 +243,8 @@ def _accept(turn: Turn, merge: StageMerge, shard: wire.ShardPlan, ref: BlobRef, 
     if merge.plan is None or shard.shard in merge.accepted:
         return
     merge.accepted[shard.shard] = ref
+    if not is_refereed:
+        merge.agreed[shard.shard] = None
     copies = merge.copies.get(shard.shard, {})
     turn.record(
         ShardMerged(

@@ -18,6 +18,7 @@ from subnet.types import (
     Epoch,
     Hotkey,
     Lease,
+    LossFlag,
     NumericMode,
     Outcome,
     Phase,
@@ -46,6 +47,8 @@ class Member:
     banned_until: int = -1
     absences: list[int] = field(default_factory=list)
     epochs_credited: int = 0
+    flagged_until: int = -1
+    """Newest epoch in which a recorded flag makes its audit certain."""
 
 
 @dataclass(slots=True)
@@ -77,6 +80,8 @@ class StageMerge:
     plan: wire.MergePlan | None = None
     copies: dict[int, dict[Hotkey, BlobRef]] = field(default_factory=dict)
     accepted: dict[int, BlobRef] = field(default_factory=dict)
+    agreed: dict[int, None] = field(default_factory=dict)
+    """Shards accepted because both copies were equal: what nobody has recomputed."""
     referee_asked: dict[int, None] = field(default_factory=dict)
     uploaders: tuple[Hotkey, ...] = ()
     outer: dict[Hotkey, Digest] = field(default_factory=dict)
@@ -101,6 +106,8 @@ class EpochState:
     commit_root: Digest = NO_DIGEST
     root_at_block: int = -1
     next_beacon: str = ""
+    copied: dict[Hotkey, None] = field(default_factory=dict)
+    """Whose upload is another's as well: left out of the merge and unpaid."""
     uploaded: dict[Hotkey, BlobRef] = field(default_factory=dict)
     merges: list[StageMerge] = field(default_factory=list)
 
@@ -119,6 +126,14 @@ class Case:
         """Whether this validator should still answer."""
         has_answered = any(verdict.validator == validator for verdict in self.verdicts)
         return self.outcome is None and validator in self.asked and not has_answered
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAudit:
+    """An agreeing shard drawn to be recomputed, and what both its copies were."""
+
+    plan: wire.MergePlan
+    accepted: BlobRef
 
 
 @dataclass(slots=True)
@@ -154,6 +169,10 @@ class State:
     current: EpochState = field(default_factory=lambda: EpochState(epoch=Epoch(0)))
     previous: EpochState | None = None
     cases: dict[tuple[Epoch, Hotkey], Case] = field(default_factory=dict)
+    shard_audits: dict[tuple[Epoch, StageIndex, int], ShardAudit] = field(default_factory=dict)
+    """Agreeing shards that are being recomputed, by epoch, stage and shard."""
+    flags: dict[tuple[Epoch, Hotkey, Hotkey], LossFlag] = field(default_factory=dict)
+    """Recent flags by epoch, miner and validator."""
     evaluations: dict[Epoch, Evaluation] = field(default_factory=dict)
     posted: dict[Hotkey, wire.PostScores] = field(default_factory=dict)
     answers: dict[Hotkey, "OrderedDict[str, wire.Response]"] = field(default_factory=dict)

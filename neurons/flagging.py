@@ -1,0 +1,51 @@
+"""Whom CLASP flags, from the sealed record alone: the same for the validator that posts and for who checks (trust.md 4).
+
+Losses fall while a run trains, and an epoch has few samples; so the newest epochs are pooled, and blocks of time within them are
+a factor of their own beside the stages.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from incentives.clasp import Batch
+from incentives.config import ClaspConfig
+from incentives.flags import Flag, attribute, flags, to_batches
+from subnet.orchestration.accounts import Accounts
+from subnet.types import Epoch, Hotkey, PathwayLoss
+
+BLOCKS_PER_EPOCH = 4
+"""Within a block the loss is taken to be level."""
+
+
+def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[Flag, ...]:
+    """Miners whose samples, in the published epochs up to `epoch`, lose more than chance explains; none without samples."""
+    first = epoch - config.window_epochs + 1
+    window = [account.pathway_losses() for account in accounts.published() if first <= account.epoch <= epoch]
+    losses = [loss for epoch_losses in window for loss in epoch_losses]
+    if not losses:
+        return ()
+    blocks = [
+        BLOCKS_PER_EPOCH * at + place * BLOCKS_PER_EPOCH // len(epoch_losses)
+        for at, epoch_losses in enumerate(window)
+        for place in range(len(epoch_losses))
+    ]
+    stages = _stages(losses)
+    sizes = (*map(len, stages), BLOCKS_PER_EPOCH * len(window))
+    attribution = attribute(lambda: _timed(losses, stages, blocks), sizes, num_stages=len(stages))
+    return flags(attribution, stages, config)
+
+
+def _stages(losses: Sequence[PathwayLoss]) -> list[list[Hotkey]]:
+    """Hotkeys that worked in each stage, sorted; one that moved stands in both."""
+    return [sorted(set(hotkeys)) for hotkeys in zip(*(loss.pathway for loss in losses), strict=True)]
+
+
+def _timed(losses: Sequence[PathwayLoss], stages: Sequence[Sequence[Hotkey]], blocks: Sequence[int]) -> Iterator[Batch]:
+    """Samples with their block of time as the last factor."""
+    at = 0
+    for batch in to_batches(losses, stages):
+        count = len(batch.loss_k)
+        times_k = np.array(blocks[at : at + count], dtype=np.int64)
+        yield Batch(members_kf=np.column_stack([batch.members_kf, times_k]), loss_k=batch.loss_k)
+        at += count

@@ -1,0 +1,97 @@
+"""What a merge tells of its miners beyond two copies that differ: copied uploads, and agreeing copies that are both false.
+
+Colluders who corrupt only the shards they share never differ (trust.md 5). So a share of the agreeing shards is recomputed by
+the orchestrator, drawn from the next epoch's beacon, which is younger than the copies.
+"""
+
+from subnet.frames import digest
+from subnet.merging.audits import audited_shards, copied_uploads
+from subnet.merging.schedule import ITEM_BYTES
+from subnet.orchestration.events import AnyEffect, AuditShard, ShardRecomputed, Wake
+from subnet.orchestration.ledger import ReducerConvicted, ShardAudited, UploadCopied
+from subnet.orchestration.merge import participants
+from subnet.orchestration.state import EpochState, ShardAudit, State, Turn
+from subnet.orchestration.work import drop_through
+from subnet.types import Digest, Epoch, Hotkey, StageIndex
+
+
+def note_copies(turn: Turn) -> None:
+    """Once all commitments are in and before anything is drawn: who committed to another's upload."""
+    current = turn.state.current
+    for stage in range(turn.config.training.num_stages):
+        digests = {hotkey: current.commits[hotkey].chunk_digests for hotkey in participants(turn, stage)}
+        for copied in copied_uploads(digests, untouched=_untouched(turn, stage)):
+            current.copied |= dict.fromkeys(copied.pair)
+            turn.record(
+                UploadCopied(epoch=current.epoch, stage=StageIndex(stage), pair=copied.pair, share=copied.share)
+            )
+
+
+def _untouched(turn: Turn, stage: int) -> tuple[Digest, ...]:
+    """Digests of chunks of zeros, a whole one and the last: params that no sample touched are equal in honest uploads."""
+    size, chunk = turn.state.num_elements[stage] * ITEM_BYTES, turn.config.merge.chunk_bytes
+    return digest(bytes(min(size, chunk))), digest(bytes(size % chunk or chunk))
+
+
+def draw_shard_audits(turn: Turn, merged: EpochState | None, *, beacon: str) -> None:
+    """Draw which agreeing shards of a published epoch are recomputed."""
+    if merged is None:
+        return
+    for stage, merge in enumerate(merged.merges):
+        if merge.plan is None:
+            continue
+        agreed = [shard for shard in merge.plan.shards if shard.shard in merge.agreed]
+        for number in audited_shards(
+            agreed, turn.config.merge.audit_fraction, beacon=beacon, stage=StageIndex(stage), epoch=merged.epoch
+        ):
+            audit = ShardAudit(plan=merge.plan, accepted=merge.accepted[number])
+            turn.state.shard_audits[merged.epoch, StageIndex(stage), number] = audit
+            turn.ask(AuditShard(plan=merge.plan, shard=number, accepted=audit.accepted))
+
+
+def pending(state: State) -> list[AnyEffect]:
+    """Shard audits that a crash may have swallowed."""
+    return [
+        AuditShard(plan=audit.plan, shard=number, accepted=audit.accepted)
+        for (_, _, number), audit in state.shard_audits.items()
+    ]
+
+
+def shard_recomputed(turn: Turn, event: ShardRecomputed) -> None:
+    """Record what came out; where it is not what both reducers reported, both are convicted."""
+    audit = turn.state.shard_audits.pop((event.epoch, event.stage, event.shard), None)
+    if audit is None:
+        return
+    shard = audit.plan.shards[event.shard]
+    turn.record(
+        ShardAudited(
+            epoch=event.epoch,
+            stage=event.stage,
+            shard=event.shard,
+            reducers=shard.reducers,
+            accepted=audit.accepted,
+            recomputed=event.ref,
+        )
+    )
+    if event.ref.digest != audit.accepted.digest:
+        turn.keep(turn.state.epoch, audit.accepted, event.ref)
+        for hotkey in shard.reducers:
+            _convict(turn, event, hotkey)
+    turn.ask(Wake())
+
+
+def _convict(turn: Turn, event: ShardRecomputed, hotkey: Hotkey) -> None:
+    state = turn.state
+    member = state.members[hotkey]
+    member.banned_until = max(member.banned_until, state.epoch + turn.config.audit.ban_epochs)
+    drop_through(turn, hotkey)
+    turn.record(
+        ReducerConvicted(
+            epoch=event.epoch,
+            hotkey=hotkey,
+            stage=event.stage,
+            shard=event.shard,
+            banned_until=Epoch(member.banned_until),
+            at_epoch=state.epoch,
+        )
+    )

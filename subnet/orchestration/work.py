@@ -196,14 +196,22 @@ def _attest(turn: Turn, sender: Hotkey, receipt: Receipt) -> None:
     column = sample.forward if is_forward else sample.backward
     if sample.lease.hops[stage] != sender or column[stage] is not None:
         return
-    work = current.work[sender]
-    first = work.seen_inputs.setdefault((receipt.direction, receipt.input_digest), receipt.sample)
-    if first != receipt.sample:
+    if _is_seen_before(current.work[sender], receipt, num_stages=len(column)):
         return
     column[stage] = receipt
     for near in (stage - 1, stage, stage + 1):
         if 0 <= near < len(sample.lease.hops):
             _credit(turn, receipt.sample, StageIndex(near))
+
+
+def _is_seen_before(work: Work, receipt: Receipt, *, num_stages: int) -> bool:
+    """An input worked for another sample earns nothing (trust.md 1.2). The last stage's backward starts from its own
+    loss, a single number, and two honest samples may well have the same.
+    """
+    if receipt.direction is Direction.BACKWARD and receipt.stage == num_stages - 1:
+        return False
+    first = work.seen_inputs.setdefault((receipt.direction, receipt.input_digest), receipt.sample)
+    return first != receipt.sample
 
 
 def _credit(turn: Turn, number: SampleId, stage: StageIndex) -> None:

@@ -177,7 +177,9 @@ def _reason(account: _Account, *, is_banned: bool, config: IncentiveConfig) -> s
     if is_banned:
         return f"banned until epoch {account.banned_until}: its audit of epoch {account.failed_in} failed and was confirmed"
     if account.credited_in is None and account.voided_in is not None:
-        return f"credit of epoch {account.voided_in} is void: absent from its challenge, or its upload was not accepted"
+        return (
+            f"credit of epoch {account.voided_in} is void: absent from its challenge, no own upload, or a false shard"
+        )
     if account.credited_in is None:
         return "no credited work yet"
     if config.trust_floor == 0.0 and account.clean_epochs == 0:

@@ -15,12 +15,16 @@ from subnet.orchestration.ledger import (
     Entry,
     EpochPublished,
     EpochStarted,
+    Flagged,
     Leased,
+    ReducerConvicted,
+    ShardAudited,
     UploadAccepted,
+    UploadCopied,
     VerdictRecorded,
     Voided,
 )
-from subnet.types import Epoch, Hotkey, Measures, SampleId, StageIndex
+from subnet.types import Epoch, Hotkey, LossFlag, Measures, SampleId, StageIndex
 
 
 @dataclass(slots=True)
@@ -101,6 +105,8 @@ class Trail:
                         trail.uploaded.add(seq)
             case Challenged() | Answered() | Absent() | VerdictRecorded() | CaseClosed():
                 self._add_audit(seq, fact)
+            case Flagged() | UploadCopied() | ShardAudited() | ReducerConvicted():
+                self._add_finding(seq, fact)
             case _:
                 pass
 
@@ -129,6 +135,40 @@ class Trail:
         if about.hotkey == self.hotkey:
             text = f"segment {about.segment}: {_audit_text(fact)}"
             self.epoch(about.epoch).notes.append(f"audit      {text}{events(seq, seq)}")
+
+    def _add_finding(self, seq: int, fact: Flagged | UploadCopied | ShardAudited | ReducerConvicted) -> None:
+        about: tuple[Hotkey, ...]
+        match fact:
+            case Flagged():
+                about, flag = (fact.flag.hotkey,), fact.flag
+                epoch, text = flag.epoch, f"flag       {flag.validator[:8]}: {flag_text(flag)}"
+            case UploadCopied():
+                about, epoch = fact.pair, fact.epoch
+                text = f"copied     {fact.share:.0%} of its upload is {_others(fact.pair, self.hotkey)}'s: credit void"
+            case ShardAudited():
+                about, epoch = fact.reducers, fact.epoch
+                is_true = fact.accepted.digest == fact.recomputed.digest
+                result = "the same" if is_true else "not what both reducers stored"
+                text = (
+                    f"shard      {fact.shard}, shared with {_others(fact.reducers, self.hotkey)}: recomputed, {result}"
+                )
+            case ReducerConvicted():
+                about, epoch = (fact.hotkey,), fact.epoch
+                text = f"shard      {fact.shard} was false: banned until epoch {fact.banned_until}"
+        if self.hotkey in about:
+            self.epoch(epoch).notes.append(text + events(seq, seq))
+
+
+def flag_text(flag: LossFlag) -> str:
+    """What CLASP found, on one line."""
+    return (
+        f"its samples lose {flag.effect:+.4f} nats a token, error {flag.standard_error:.4f}, z {flag.z:.2f}, "
+        f"over {flag.num_samples} samples"
+    )
+
+
+def _others(hotkeys: tuple[Hotkey, ...], own: Hotkey) -> str:
+    return ", ".join(hotkey[:8] for hotkey in hotkeys if hotkey != own)
 
 
 def _audit_text(fact: Challenged | Answered | Absent | VerdictRecorded | CaseClosed) -> str:

@@ -111,6 +111,10 @@ def _audits(run: RunView, names: Mapping[Hotkey, str]) -> Text:
         who = f"e{audit.epoch} {names.get(audit.hotkey, audit.hotkey[:8])} "
         text.append(who + (audit.outcome or ("replaying" if audit.is_answered else "asked")) + "  ")
         text.stylize(_OUTCOME_STYLES.get(audit.outcome, ""), len(text) - len(audit.outcome) - 2)
+    newest = max((flag.epoch for flag in run.flags), default=None)
+    for flag in [flag for flag in run.flags if flag.epoch == newest]:
+        who = names.get(flag.hotkey, flag.hotkey[:8])
+        text.append(f"\nflag   e{flag.epoch} {who} loses {flag.effect:+.3f} nats (z {flag.z:.1f})", style="yellow")
     return text
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from subnet.orchestration.state import State
-from subnet.types import Epoch, Hotkey, Outcome, Phase, StageIndex
+from subnet.types import Epoch, Hotkey, LossFlag, Outcome, Phase, StageIndex
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +36,16 @@ class AuditView(View, frozen=True):
     rel_d: float | None
     rel_dw: float | None
     published_rule_passes: bool | None
+
+
+class FlagView(View, frozen=True):
+    """A miner whose samples lose more than chance explains, by how much (nats a token); the largest of the validators' z."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    validators: tuple[Hotkey, ...]
+    effect: float
+    z: float
 
 
 class EvaluationView(View, frozen=True):
@@ -77,6 +87,7 @@ class RunView(View, frozen=True):
     sealed_segments: int
     ledger_head: str
     num_ledger_entries: int
+    flags: tuple[FlagView, ...] = ()
 
 
 RECENT_LOSSES = 20
@@ -99,6 +110,7 @@ def run_view(state: State) -> RunView:
         miners=_miners(state),
         validators=state.validators,
         audits=_audits(state),
+        flags=_flags(state),
         evaluations=tuple(
             EvaluationView(epoch=epoch, loss=found.loss, loss_wires_zeroed=found.loss_wires_zeroed)
             for epoch, found in sorted(state.evaluations.items())
@@ -175,3 +187,20 @@ def _audits(state: State) -> tuple[AuditView, ...]:
             )
         )
     return tuple(views)
+
+
+def _flags(state: State) -> tuple[FlagView, ...]:
+    """Flags that still make audits certain, one for each epoch and miner."""
+    by_miner: dict[tuple[Epoch, Hotkey], list[LossFlag]] = {}
+    for (epoch, hotkey, _), flag in sorted(state.flags.items()):
+        by_miner.setdefault((epoch, hotkey), []).append(flag)
+    return tuple(
+        FlagView(
+            epoch=epoch,
+            hotkey=hotkey,
+            validators=tuple(flag.validator for flag in found),
+            effect=max(found, key=lambda flag: abs(flag.z)).effect,
+            z=max(found, key=lambda flag: abs(flag.z)).z,
+        )
+        for (epoch, hotkey), found in by_miner.items()
+    )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from incentives.config import Decay, IncentiveConfig
@@ -14,12 +15,28 @@ from subnet.orchestration.ledger import (
     Answered,
     CaseClosed,
     Challenged,
+    Flagged,
     Leased,
+    ReducerConvicted,
+    ShardAudited,
     UploadAccepted,
+    UploadCopied,
     VerdictRecorded,
     Voided,
 )
-from subnet.types import Epoch, Hotkey, Measures, Metagraph, Neuron, Outcome, SampleId, StageIndex, Uid, Verdict
+from subnet.types import (
+    Epoch,
+    Hotkey,
+    LossFlag,
+    Measures,
+    Metagraph,
+    Neuron,
+    Outcome,
+    SampleId,
+    StageIndex,
+    Uid,
+    Verdict,
+)
 from tests.unit.recorded import INCENTIVES, A, B, Book, C, D, V, commitment, quiet_epoch, ref
 
 OWNER = Hotkey("5O" + "x" * 46)
@@ -123,6 +140,41 @@ def test_audits_are_told_with_verdicts_and_measures() -> None:
     assert "trust      0, banned until epoch 217" in text
     assert first_failing(book, C).name == "audited"
     assert "epoch 0 failed and was confirmed" in text
+
+
+def test_flags_copies_and_shards_are_told_beside_the_audits() -> None:
+    flag = LossFlag(
+        run_id="r",
+        epoch=Epoch(0),
+        hotkey=C,
+        stage=StageIndex(1),
+        validator=V,
+        effect=0.25,
+        standard_error=0.05,
+        z=5.0,
+        num_samples=40,
+    )
+    audited = ShardAudited(
+        epoch=Epoch(0), stage=StageIndex(1), shard=2, reducers=(C, D), accepted=ref("a"), recomputed=ref("a")
+    )
+    convicted = ReducerConvicted(
+        epoch=Epoch(0), hotkey=C, stage=StageIndex(1), shard=3, banned_until=Epoch(9), at_epoch=Epoch(1)
+    )
+    book = quiet_epoch(Book(), 0).say(
+        Flagged(flag=flag),
+        UploadCopied(epoch=Epoch(0), stage=StageIndex(1), pair=(C, D), share=0.9),
+        audited,
+        msgspec.structs.replace(audited, shard=3, recomputed=ref("b")),
+        convicted,
+    )
+    text = explained(book.seal(), C)
+    assert f"{V[:8]}: its samples lose +0.2500 nats a token, error 0.0500, z 5.00, over 40 samples (event 31)" in text
+    assert f"90% of its upload is {D[:8]}'s: credit void (event 32)" in text
+    assert f"2, shared with {D[:8]}: recomputed, the same (event 33)" in text
+    assert "recomputed, not what both reducers stored (event 34)" in text
+    assert "shard      3 was false: banned until epoch 9 (event 35)" in text
+    assert first_failing(book, C).name == "audited"
+    assert "nats a token" not in explained(book, A)
 
 
 def test_a_stranger_is_not_registered_and_a_registered_key_may_not_have_joined() -> None:

@@ -10,6 +10,7 @@ from incentives.config import ClaspConfig
 from neurons.flagging import find_flags
 from subnet import wire
 from subnet.config import AuditConfig, RunConfig, TrainingConfig
+from subnet.dashboard.views import run_view
 from subnet.errors import Refused
 from subnet.orchestration import flags
 from subnet.orchestration.accounts import Accounts
@@ -180,6 +181,18 @@ def test_a_flag_that_does_not_fit_is_refused_and_none_of_its_post_counts(
     with pytest.raises(Refused, match=text):
         flags.post_flags(turn, sender, wire.PostFlags(flags=(flag_on(A), flag)))
     assert not facts(turn, Flagged)
+
+
+def test_the_run_view_shows_each_flagged_miner_once() -> None:
+    turn = turn_at(5)
+    turn.state.auditors[W] = True
+    flags.post_flags(turn, V, wire.PostFlags(flags=(flag_on(C), flag_on(A))))
+    flags.post_flags(turn, W, wire.PostFlags(flags=(flag_on(C, validator=W, z=9.0, effect=0.3),)))
+    shown = run_view(turn.state).flags
+    assert [(view.hotkey, view.validators, view.z, view.effect) for view in shown] == [
+        (A, (V,), 8.0, 0.2),
+        (C, (V, W), 9.0, 0.3),
+    ]
 
 
 def test_an_account_keeps_the_flags_of_its_epoch() -> None:

@@ -20,10 +20,9 @@ from subnet.orchestration.ledger import (
     ScoresPosted,
     VerdictRecorded,
 )
-from subnet.orchestration.membership import member_of
 from subnet.orchestration.state import Case, Evaluation, Member, Turn
 from subnet.orchestration.work import drop_through
-from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Outcome, StageIndex
+from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Outcome
 
 PROBATION_PROBABILITY = 0.5
 """Lowest audit probability of a miner on probation (trust.md 3)."""
@@ -276,8 +275,3 @@ def post_scores(turn: Turn, sender: Hotkey, request: wire.PostScores) -> wire.Re
             )
         )
     return wire.Done()
-
-
-def stage_of(turn: Turn, hotkey: Hotkey) -> StageIndex:
-    """Stage of a member. Raises Refused when it has not joined."""
-    return member_of(turn, hotkey).stage

@@ -19,7 +19,8 @@ from tests.strategies import (
     ZeroUpload,
 )
 
-ONE_SEGMENT = altered(TWO_A_STAGE, training={"min_batches": 2, "target_batches": 4, "num_epochs": 3})
+ONE_SEGMENT = altered(TWO_A_STAGE, audit={"checkpoint_every": 100})
+"""Every audit replays a whole epoch: what shows in one place only is not a matter of luck then."""
 
 
 def check_found(trial: Trial, *, within_epochs: int) -> None:
@@ -56,12 +57,12 @@ def test_half_the_steps(stage: int) -> None:
 
 @pytest.mark.parametrize("stage", range(NUM_STAGES))
 def test_cheating_on_a_fifth_of_the_samples(stage: int) -> None:
-    check_found(with_worker(Sometimes, stage), within_epochs=2)
+    check_found(with_worker(Sometimes, stage, config=ONE_SEGMENT), within_epochs=1)
 
 
 @pytest.mark.parametrize("cheat", [ReplayedActivation, PoisonAlongGradient])
 def test_false_activations(cheat: MakeWorker) -> None:
-    check_found(with_worker(cheat, 1), within_epochs=1)
+    check_found(with_worker(cheat, 1, config=ONE_SEGMENT), within_epochs=1)
 
 
 def test_a_false_loss() -> None:
@@ -72,13 +73,13 @@ def test_a_false_loss() -> None:
 @pytest.mark.parametrize("cheat", [PoisonedUpload, ZeroUpload])
 def test_honest_training_with_another_upload(cheat: MakeWorker) -> None:
     """The passes replay perfectly; the audit of the epoch's last segment compares the upload, to the bit."""
-    trial = with_worker(cheat, 1, seed=3, config=ONE_SEGMENT)
-    check_found(trial, within_epochs=3)
+    trial = with_worker(cheat, 1, config=ONE_SEGMENT)
+    check_found(trial, within_epochs=1)
     assert any("upload is not what was trained" in verdict.reason for verdict in trial.verdicts)
 
 
 def test_training_from_other_params_than_the_published() -> None:
     """The passes replay perfectly; the audit of the epoch's first segment compares the start, to the bit."""
     trial = with_worker(OtherStart, 1, config=ONE_SEGMENT)
-    check_found(trial, within_epochs=3)
+    check_found(trial, within_epochs=2)
     assert any("published params" in verdict.reason for verdict in trial.verdicts)

@@ -1,8 +1,11 @@
 """Cheats that no drawn replay has to meet first: their losses stand out, or their agreeing copies are recomputed."""
 
+from neurons.checks import History
+from neurons.trust_checks import check_flags, check_shard_audits
+from subnet.adapters.auth import KeypairSigner
 from subnet.orchestration.ledger import CaseClosed, Challenged, Flagged, ReducerConvicted, ShardAudited, UploadCopied
 from subnet.types import Outcome
-from tests.attacks.support import NUM_MINERS, TWO_A_STAGE, with_ports, with_worker
+from tests.attacks.support import NUM_MINERS, TWO_A_STAGE, Trial, with_ports, with_worker
 from tests.sim.world import NUM_STAGES, altered, epochs
 from tests.strategies import FalseLoss, storing_zeros
 
@@ -13,6 +16,14 @@ UNAUDITED = altered(
     merge={"audit_fraction": 0.0},
 )
 """No audit is drawn by chance."""
+
+
+def check_outsider(trial: Trial) -> None:
+    """Whoever reads the record comes to the same flags and the same drawn shards."""
+    history = History(owner=trial.result.hotkeys["orchestrator"], record=trial.result.record)
+    verify = KeypairSigner.from_uri("//reader").verify
+    for finding in (check_flags(history, verify), check_shard_audits(history)):
+        assert finding.holds, finding
 
 
 def test_a_false_loss_is_flagged_audited_and_convicted() -> None:
@@ -26,6 +37,7 @@ def test_a_false_loss_is_flagged_audited_and_convicted() -> None:
     closed = [fact for fact in trial.facts if isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL]
     assert {fact.hotkey for fact in closed} == {cheat}
     trial.check_cheat_earns_less()
+    check_outsider(trial)
 
 
 def test_colluding_reducers_are_convicted_by_the_recomputed_shard() -> None:
@@ -40,3 +52,4 @@ def test_colluding_reducers_are_convicted_by_the_recomputed_shard() -> None:
     assert len(trial.result.expected) == NUM_MINERS - 2
     assert not [fact for fact in trial.facts if isinstance(fact, UploadCopied)]
     assert all(account.is_published for account in epochs(trial.result))
+    check_outsider(trial)

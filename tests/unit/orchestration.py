@@ -68,6 +68,7 @@ CONFIG = RunConfig(
 HERE = Endpoint(host="h", port=1)
 START = BlobRef(key="genesis", digest=digest(b"genesis"), size_bytes=8)
 MINERS = tuple(Hotkey(f"m{n}") for n in range(1, 7))
+NINE = (*MINERS, Hotkey("m7"), Hotkey("m8"), Hotkey("m9"))
 VALIDATORS = (Hotkey("v1"), Hotkey("v2"), Hotkey("v3"))
 STRANGER = Hotkey("stranger")
 
@@ -153,7 +154,7 @@ class Run:
     # ---- whole phases ----
 
     def chain(
-        self, *, registered: tuple[Hotkey, ...] = (*MINERS, *VALIDATORS), permits: tuple[Hotkey, ...] = VALIDATORS
+        self, *, registered: tuple[Hotkey, ...] = (*NINE, *VALIDATORS), permits: tuple[Hotkey, ...] = VALIDATORS
     ) -> None:
         """The chain shows these keys."""
         keys = tuple((hotkey, 1) for hotkey in sorted(registered))
@@ -237,8 +238,8 @@ class Run:
         """Every miner of stage 0 works on samples; who has nothing to do afterwards is the deadline's business."""
         for _ in range(rounds):
             for miner in self.state.current.roster[0]:
-                for lease in self.lease(miner):
-                    self.work(lease)
+                if self.phase is Phase.TRAINING:
+                    self.work(self.lease(miner)[0])
         if self.phase is Phase.TRAINING:
             self.tick(self.config.deadlines.training_s)
         assert self.phase is Phase.COMMITTING

@@ -179,6 +179,16 @@ def test_receipts_after_the_commitment_and_in_other_phases_are_refused(run: Run)
     assert isinstance(answer, wire.ErrorBody)
 
 
+def test_a_last_stage_that_reports_no_loss_leaves_none_on_record(run: Run) -> None:
+    """Its audit will say what that is; the sample counts for the others."""
+    lease = first_lease(run)
+    forward, backward = passes(lease, 2, 3)
+    run.post(lease.hops[2], msgspec.structs.replace(forward, loss=None), backward)
+    run.work(lease, without=(lease.hops[2],))
+    assert num_credited(run) == 3
+    assert not run.facts(LossRecorded)
+
+
 # ---- leases ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,79 @@
+"""What must hold at every moment; each breach is named (trust.md 8)."""
+
+import pytest
+
+from subnet.errors import InvariantBroken
+from subnet.frames import digest
+from subnet.orchestration.invariants import check_record, check_state, check_weights
+from subnet.orchestration.ledger import AnyFact, Credited, Enlisted, Entry, EpochPublished, Leased, Voided
+from subnet.orchestration.state import Work
+from subnet.types import NO_DIGEST, Epoch, Hotkey, SampleId, StageIndex
+from tests.unit.orchestration import MINERS, START, Run
+
+A, B = Hotkey("a"), Hotkey("b")
+E, S = Epoch(0), SampleId(0)
+LEASE = Leased(epoch=E, sample=S, attempt=0, hops=(A, B), deadline_s=1.0)
+CREDIT = Credited(epoch=E, sample=S, stage=StageIndex(0), hotkey=A)
+VOID = Voided(epoch=E, hotkey=A, samples=(S,))
+
+
+def published(epoch: int, stages: int = 2) -> EpochPublished:
+    return EpochPublished(epoch=Epoch(epoch), snapshots=(START,) * stages, participants=())
+
+
+def check(*facts: AnyFact) -> None:
+    entries = [Entry(seq=seq, at_s=0.0, fact=fact, head=NO_DIGEST) for seq, fact in enumerate(facts)]
+    check_record(entries, num_stages=2)
+
+
+def test_a_whole_record_holds() -> None:
+    check(Enlisted(validator=A), LEASE, CREDIT, published(0), published(1))
+    check(LEASE, CREDIT, VOID)
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ((LEASE, CREDIT, CREDIT), "event 2.*credited twice"),
+        ((CREDIT,), "event 0.*without a lease"),
+        ((LEASE, Credited(epoch=E, sample=S, stage=StageIndex(1), hotkey=A)), "event 1.*without a lease"),
+        ((LEASE, CREDIT, VOID, CREDIT), "event 3.*credited twice"),
+        ((LEASE, VOID), "event 1.*never credited"),
+        ((published(1),), "event 0.*epoch 1 follows -1"),
+        ((published(0), published(0)), "event 1.*epoch 0 follows 0"),
+        ((published(0, stages=1),), "misses a stage"),
+    ],
+)
+def test_each_breach_of_a_record_is_named(facts: tuple[AnyFact, ...], what: str) -> None:
+    with pytest.raises(InvariantBroken, match=what):
+        check(*facts)
+
+
+def test_a_state_that_holds_and_three_that_do_not() -> None:
+    run = Run()
+    run.begin(*MINERS)
+    lease = run.lease(run.state.current.roster[0][0])[0]
+    check_state(run.state)
+    run.state.members[lease.hops[1]].banned_until = 5
+    with pytest.raises(InvariantBroken, match="holds a lease"):
+        check_state(run.state)
+    run.state.members[lease.hops[1]].banned_until = -1
+    other = next(hotkey for hotkey in run.state.current.roster[1] if hotkey not in lease.hops)
+    run.state.current.work[other] = Work(head=digest(b"x"), credited={lease.sample: None})
+    with pytest.raises(InvariantBroken, match="without a lease"):
+        check_state(run.state)
+    run.state.current.work.clear()
+    run.state.current.roster = ((A,), (A,))
+    with pytest.raises(InvariantBroken, match="two stages"):
+        check_state(run.state)
+
+
+@pytest.mark.parametrize("weights", [{}, {A: 1.0}, {A: 0.25, B: 0.75}])
+def test_weights_that_hold(weights: dict[Hotkey, float]) -> None:
+    check_weights(weights)
+
+
+@pytest.mark.parametrize("weights", [{A: float("nan")}, {A: -0.5, B: 1.5}, {A: 0.5}, {A: 2.0}])
+def test_weights_that_do_not(weights: dict[Hotkey, float]) -> None:
+    with pytest.raises(InvariantBroken):
+        check_weights(weights)

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from rich.console import Console
 
-from neurons import checks
+from neurons import checks, trust_checks
 from neurons.checks import Finding, History, read_history
 from neurons.exit_codes import ExitCode
 from neurons.local.chain import read_genesis
@@ -17,10 +17,12 @@ from neurons.sources import (
     chain_of_url,
     is_url,
     layout_of,
+    open_record,
     read_sealed,
     stored_segments,
 )
 from subnet.adapters.auth import KeypairSigner
+from subnet.errors import InvalidConfig
 from subnet.types import Hotkey, Record
 
 
@@ -34,20 +36,44 @@ class Audit(Record, frozen=True):
     scores: dict[Hotkey, float]
     weights: dict[Hotkey, float]
     findings: tuple[Finding, ...]
+    replays: tuple[str, ...] = ()
+    """What each segment that was replayed came to."""
 
 
-def run_audit(target: str, chain: str | None = None, netuid: int | None = None, is_json: bool = False) -> int:
+def run_audit(
+    target: str,
+    chain: str | None = None,
+    netuid: int | None = None,
+    is_json: bool = False,
+    num_replays: int = 0,
+) -> int:
     """Audit a local subnet's directory or a run's public URL; returns 0 only if all is equal. Raises StartupRefused."""
     if is_url(target):
+        if num_replays:
+            raise InvalidConfig("--replay needs the run's objects: name the directory that holds them, not a URL")
         found = asyncio.run(_audit_url(target, chain, netuid))
     else:
         found = asyncio.run(_audit_directory(layout_of(target), chain))
+        if num_replays and found.findings[0].holds:
+            found = _with_replays(found, layout_of(target), num_replays)
     out = console()
     if is_json:
         Console(soft_wrap=True, highlight=False).print(msgspec.json.encode(found).decode(), markup=False)
     else:
         _show(found, out)
     return ExitCode.OK if found.is_equal else ExitCode.CHECK_FAILED
+
+
+def _with_replays(found: Audit, layout: Layout, count: int) -> Audit:
+    from neurons.replays import replayed  # torch is loaded only when something is replayed
+
+    finding, lines = replayed(open_record(stored_segments(layout)), layout.runs.parent, count)
+    return msgspec.structs.replace(
+        found,
+        is_equal=found.is_equal and finding.holds is not False,
+        findings=(*found.findings, finding),
+        replays=tuple(lines),
+    )
 
 
 async def _audit_directory(layout: Layout, chain_url: str | None) -> Audit:
@@ -85,6 +111,8 @@ def _compared(history: History, on_chain: OnChain) -> list[Finding]:
         checks.check_invariants(history),
         checks.check_verdicts(history, verify),
         checks.check_commit_roots(history),
+        trust_checks.check_flags(history, verify),
+        trust_checks.check_shard_audits(history),
         checks.check_posted(history),
         checks.check_roots(history, on_chain.discovery),
         checks.check_weights(history, on_chain.metagraph, on_chain.weights, names={}),
@@ -94,6 +122,8 @@ def _compared(history: History, on_chain: OnChain) -> list[Finding]:
 def _show(found: Audit, out: Console) -> None:
     out.print(f"Run {found.run_id}: {found.num_segments} segments, {found.num_events} events", markup=False)
     out.print(findings_table(found.findings))
+    for line in found.replays:
+        out.print(f"  replayed {line}", markup=False)
     for hotkey, weight in found.weights.items():
         out.print(f"  {hotkey}  score {found.scores.get(hotkey, 0.0):10.3f}  weight {weight:.4%}", markup=False)
     first = next((finding for finding in found.findings if finding.holds is False), None)

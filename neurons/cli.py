@@ -275,16 +275,21 @@ def audit(
     ] = None,
     netuid: Annotated[int | None, typer.Option("--netuid", metavar="N", help="The run's subnet, with a URL.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    replay: Annotated[
+        int,
+        typer.Option("--replay", metavar="N", min=0, help="Also replay N drawn audited segments from DIR's objects."),
+    ] = 0,
 ) -> None:
     """Recompute every score from the public record; needs no key.
 
     \b
     strata audit localnet
+    strata audit localnet --replay 5
     strata audit https://strata.example.org --netuid 12
 
     Exit code 0: all equal. 1: not equal, and it says which event.
     """
-    _enter("audit", target, chain, netuid, as_json)
+    _enter("audit", target, chain, netuid, as_json, replay)
 
 
 @app.command()

@@ -22,10 +22,9 @@ from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.outer import decode_snapshot
 from subnet.types import BlobRef, Epoch, Hotkey, LossFlag, Measures, NumericMode, Outcome, StageIndex, Verdict
-from subnet.validation.ends import check_ends, lies_at_an_end
-from subnet.validation.evidence import decode_evidence
-from subnet.validation.replay import replay_segment
-from subnet.validation.verdict import judge, published_rule
+from subnet.validation.ends import lies_at_an_end
+from subnet.validation.judging import Presented, judge_segment
+from subnet.validation.verdict import published_rule
 
 log = logging.getLogger("strata.validator")
 
@@ -196,18 +195,12 @@ class Validator:
         anchor = await self._anchor(challenge)
         try:
             parts = [await self._object(ref) for ref in (start, end, evidence)]
-            records = decode_evidence(parts[2], limit_bytes=len(parts[2]))
-            if anchor is not None:
-                check_ends(self._config, challenge, anchor, parts[0], parts[1])
-            measures = await self._ports.compute.run(
-                lambda: replay_segment(
-                    self._config, challenge, parts[0], parts[1], records, self._ports.corpus, self._mode
-                )
-            )
         except ProtocolViolation as error:
             return Outcome.FAIL, str(error), None
-        outcome, reason = judge(measures, self._config.audit)
-        return outcome, reason, measures
+        presented = Presented(start=parts[0], end=parts[1], evidence=parts[2], anchor=anchor)
+        return await self._ports.compute.run(
+            lambda: judge_segment(self._config, challenge, presented, self._ports.corpus, self._mode)
+        )
 
     async def _anchor(self, challenge: wire.Challenge) -> bytes | None:
         """The snapshot that the epoch began from, where the segment touches it; a store that garbles it is no miner's fault."""

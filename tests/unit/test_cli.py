@@ -135,7 +135,7 @@ def test_localnet_takes_its_flags_over_the_local_preset(
 def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]) -> None:
     assert typed("audit some/dir") == 0
     assert typed("init-run --netuid 3 --url http://h:1 --run-id r") == 0
-    assert received[0] == ("some/dir", None, None, False)
+    assert received[0] == ("some/dir", None, None, False, 0)
     assert received[1][1:] == ("http://h:1", "r")
 
 

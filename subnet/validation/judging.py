@@ -1,0 +1,39 @@
+"""From what a challenged miner presented to an outcome: the same for the validator that is drawn and for who checks it later."""
+
+from dataclasses import dataclass
+
+from subnet.config import RunConfig
+from subnet.errors import ProtocolViolation
+from subnet.ports import Corpus
+from subnet.types import Measures, NumericMode, Outcome
+from subnet.validation.ends import check_ends
+from subnet.validation.evidence import decode_evidence
+from subnet.validation.replay import replay_segment
+from subnet.validation.verdict import judge
+from subnet.wire import Challenge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presented:
+    """Bytes of a challenged segment. `anchor`, the snapshot the epoch began from, is needed where the segment touches an end."""
+
+    start: bytes
+    end: bytes
+    evidence: bytes
+    anchor: bytes | None
+
+
+def judge_segment(
+    config: RunConfig, challenge: Challenge, presented: Presented, corpus: Corpus, mode: NumericMode
+) -> tuple[Outcome, str, Measures | None]:
+    """Outcome, reason and measures of a replay in `mode`. What is presented but does not hold together is a fail."""
+    start, end = presented.start, presented.end
+    try:
+        records = decode_evidence(presented.evidence, limit_bytes=len(presented.evidence))
+        if presented.anchor is not None:
+            check_ends(config, challenge, presented.anchor, start, end)
+        measures = replay_segment(config, challenge, start, end, records, corpus, mode)
+    except ProtocolViolation as error:
+        return Outcome.FAIL, str(error), None
+    outcome, reason = judge(measures, config.audit)
+    return outcome, reason, measures

@@ -18,6 +18,7 @@ from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused,
 from subnet.frames import digest
 from subnet.inference.evaluate import heldout_loss
 from subnet.model.partition import num_elements
+from subnet.orchestration.invariants import check_record
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.outer import decode_snapshot
@@ -265,6 +266,7 @@ class Validator:
         await self.record.follow(ports.public, discovery.n)
         if self.record.num_segments != discovery.n or self.record.head != discovery.s:
             raise InvariantBroken(f"the ledger's head after segment {discovery.n - 1} is not the one on chain")
+        check_record(self.record.entries, num_stages=self._config.training.num_stages)
         self._check_own_verdicts()
         weights = weighted(self.record, burn_hotkey=self._owner)
         if weights:

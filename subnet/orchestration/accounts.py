@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from subnet.orchestration.ledger import (
     Absent,
@@ -177,11 +178,13 @@ class Accounts:
             case Voided():
                 account.num_voided[fact.hotkey] = account.num_voided.get(fact.hotkey, 0) + len(fact.samples)
                 for sample in fact.samples:
-                    account.units[fact.hotkey].pop(sample, None)
+                    account.units.get(fact.hotkey, {}).pop(sample, None)
             case LossRecorded():
                 account.losses[fact.sample] = fact.loss
             case SampleDropped():
                 account.num_dropped += 1
+            case _:
+                assert_never(fact)
 
     @staticmethod
     def _add_merge(
@@ -201,6 +204,8 @@ class Accounts:
             case EpochPublished():
                 account.is_published = True
                 account.snapshots = fact
+            case _:
+                assert_never(fact)
 
     @staticmethod
     def _add_merge_trust(account: EpochAccount, fact: UploadCopied | ShardAudited | ReducerConvicted) -> None:
@@ -211,6 +216,8 @@ class Accounts:
                 account.shard_audits.append(fact)
             case ReducerConvicted():
                 account.convicted[fact.hotkey] = None
+            case _:
+                assert_never(fact)
 
     @staticmethod
     def _add_audit(account: EpochAccount, fact: Absent | CaseClosed) -> None:
@@ -219,3 +226,5 @@ class Accounts:
                 account.absent[fact.hotkey] = None
             case CaseClosed():
                 account.outcomes[fact.hotkey] = Outcome(fact.outcome)
+            case _:
+                assert_never(fact)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from subnet.errors import InvariantBroken
-from subnet.orchestration.ledger import Credited, Entry, EpochPublished, Leased, Voided
+from subnet.orchestration.ledger import Credited, Entry, EpochPublished, EpochStarted, Leased, Voided
 from subnet.orchestration.state import State
 from subnet.types import Hotkey, SampleId
 
@@ -11,9 +11,7 @@ from subnet.types import Hotkey, SampleId
 def check_state(state: State) -> None:
     """One stage a hotkey, no lease in a banned hand, no unit credited twice. Raises InvariantBroken."""
     current = state.current
-    rostered = [hotkey for stage in current.roster for hotkey in stage]
-    if len(rostered) != len(set(rostered)):
-        raise InvariantBroken(f"epoch {current.epoch}: a hotkey is in two stages")
+    _check_roster(current.epoch, current.roster)
     banned = {hotkey for hotkey, member in state.members.items() if member.banned_until >= state.epoch}
     for number in current.open_samples:
         held = banned.intersection(current.samples[number].lease.hops)
@@ -25,15 +23,28 @@ def check_state(state: State) -> None:
                 raise InvariantBroken(f"epoch {current.epoch}, sample {sample}: credited to {hotkey} without a lease")
 
 
+def _check_roster(epoch: int, roster: tuple[tuple[Hotkey, ...], ...]) -> None:
+    rostered = [hotkey for stage in roster for hotkey in stage]
+    if len(rostered) != len(set(rostered)):
+        raise InvariantBroken(f"epoch {epoch}: a hotkey is in two stages")
+
+
 def check_record(entries: Iterable[Entry], *, num_stages: int) -> None:
-    """Over a whole record: one credit for each unit, each under its lease; epochs in order and whole. Raises InvariantBroken."""
+    """Over a whole record: leases within the roster, one credit for each unit, each under its lease; epochs in order and
+    whole. Raises InvariantBroken.
+    """
+    rosters: dict[int, tuple[tuple[Hotkey, ...], ...]] = {}
     leases: dict[tuple[int, SampleId], tuple[Hotkey, ...]] = {}
     credited: dict[tuple[int, SampleId, int], Hotkey] = {}
     published = -1
     for entry in entries:
         fact = entry.fact
         match fact:
+            case EpochStarted():
+                _check_roster(fact.epoch, fact.roster)
+                rosters[fact.epoch] = fact.roster
             case Leased():
+                _check_lease(entry.seq, fact, rosters.get(fact.epoch, ()))
                 leases[fact.epoch, fact.sample] = fact.hops
             case Credited():
                 _check_credit(entry.seq, fact, leases, credited)
@@ -47,6 +58,11 @@ def check_record(entries: Iterable[Entry], *, num_stages: int) -> None:
                 published = fact.epoch
             case _:
                 pass
+
+
+def _check_lease(seq: int, fact: Leased, roster: tuple[tuple[Hotkey, ...], ...]) -> None:
+    if len(fact.hops) != len(roster) or any(hop not in stage for hop, stage in zip(fact.hops, roster, strict=True)):
+        raise InvariantBroken(f"event {seq}: sample {fact.sample} of epoch {fact.epoch} is leased outside the roster")
 
 
 def _check_credit(

@@ -148,6 +148,8 @@ def _refereed(turn: Turn, event: ShardRefereed | OuterRefereed | ShardRecomputed
             merge.outer_refereed(turn, event)
         case ShardRecomputed():
             merge_trust.shard_recomputed(turn, event)
+        case _:
+            assert_never(event)
 
 
 def _handle(turn: Turn, sender: Hotkey, request: wire.Request) -> wire.Response:

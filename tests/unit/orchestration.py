@@ -1,6 +1,7 @@
 """Driving the state machine by hand: requests as miners and validators would send them, one event after the other."""
 
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,15 +17,17 @@ from subnet.orchestration.events import (
     BlockSeen,
     ChainSeen,
     Created,
+    DeleteObjects,
     OuterRefereed,
     RefereeOuter,
     RefereeShard,
     Requested,
     RootIncluded,
+    ShardRecomputed,
     ShardRefereed,
     Ticked,
 )
-from subnet.orchestration.ledger import AnyFact, Entry
+from subnet.orchestration.ledger import Entry, Fact
 from subnet.orchestration.state import State
 from subnet.types import (
     NO_DIGEST,
@@ -43,6 +46,8 @@ from subnet.types import (
     StageIndex,
     Verdict,
 )
+
+F = TypeVar("F", bound=Fact)
 
 RUN = "run-1"
 FIRST = Epoch(0)
@@ -104,6 +109,7 @@ class Run:
     events: list[AnyEvent] = field(default_factory=list)
     effects: list[AnyEffect] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
     num_requests: int = 0
 
     def feed(self, event: AnyEvent) -> list[AnyEffect]:
@@ -111,6 +117,7 @@ class Run:
         self.events.append(event)
         effects = machine.step(self.state, event, self.config)
         self.effects += effects
+        self.deleted += [key for effect in effects if isinstance(effect, DeleteObjects) for key in effect.keys]
         seen = {entry.seq for entry in self.entries}
         sealed = [e for effect in effects if (segment := getattr(effect, "segment", None)) for e in segment.entries]
         for entry in [*sealed, *(self.state.ledger.tail or ())]:
@@ -142,14 +149,13 @@ class Run:
         self.now_s += seconds
         return self.feed(Ticked(at_s=self.now_s))
 
-    def facts(self, kind: type[AnyFact]) -> list[AnyFact]:
+    def facts(self, kind: type[F]) -> list[F]:
         """Facts of a kind, in order."""
         return [entry.fact for entry in self.entries if isinstance(entry.fact, kind)]
 
-    @property
-    def phase(self) -> Phase:
-        """Phase of the run."""
-        return self.state.phase
+    def is_in(self, phase: Phase) -> bool:
+        """Whether the run is in this phase."""
+        return self.state.phase is phase
 
     # ---- whole phases ----
 
@@ -198,7 +204,7 @@ class Run:
             if miner not in without:
                 assert isinstance(self.post(miner, *passes(lease, stage, len(lease.hops))), wire.Ack)
 
-    def commitment(self, miner: Hotkey, **changes: object) -> wire.CommitEpoch:
+    def commitment(self, miner: Hotkey, **changes: Any) -> wire.CommitEpoch:
         """What a miner would commit to now, with a checkpoint at both ends."""
         epoch = self.state.epoch
         work = self.state.current.work.get(miner)
@@ -230,19 +236,19 @@ class Run:
             self.done(validator, wire.Enlist())
         self.join(*miners)
         self.ready(*miners)
-        if self.phase is Phase.GATHERING:
+        if self.is_in(Phase.GATHERING):
             self.tick(self.config.deadlines.gathering_s)
-        assert self.phase is Phase.TRAINING
+        assert self.is_in(Phase.TRAINING)
 
     def train(self, rounds: int = 2) -> None:
         """Every miner of stage 0 works on samples; who has nothing to do afterwards is the deadline's business."""
         for _ in range(rounds):
             for miner in self.state.current.roster[0]:
-                if self.phase is Phase.TRAINING:
+                if self.is_in(Phase.TRAINING):
                     self.work(self.lease(miner)[0])
-        if self.phase is Phase.TRAINING:
+        if self.is_in(Phase.TRAINING):
             self.tick(self.config.deadlines.training_s)
-        assert self.phase is Phase.COMMITTING
+        assert self.is_in(Phase.COMMITTING)
 
     def commit(self, *miners: Hotkey) -> None:
         """Everybody in the roster, or these alone, commit; then the root and the beacon are on chain."""
@@ -258,13 +264,13 @@ class Run:
         epoch = self.state.epoch
         self.feed(RootIncluded(at_s=self.now_s, epoch=epoch, at_block=10))
         self.feed(BlockSeen(at_s=self.now_s, epoch=epoch, at_block=12, block_hash=f"b{epoch + 1}"))
-        assert self.phase is Phase.UPLOADING
+        assert self.is_in(Phase.UPLOADING)
 
     def upload(self) -> None:
         """Everybody who committed uploads."""
         for miner in sorted(self.state.current.commits):
             self.done(miner, wire.UploadDone(epoch=self.state.epoch))
-        assert self.phase is Phase.MERGING
+        assert self.is_in(Phase.MERGING)
 
     def copy(self, miner: Hotkey, shard: wire.ShardPlan, what: str = "honest") -> wire.ReducedShard:
         """A copy of a shard as a miner would report it."""
@@ -308,6 +314,11 @@ class Run:
                 found = content("snapshot", effect.epoch, effect.stage, "honest")
                 ref = BlobRef(key=f"o/{found}", digest=found, size_bytes=8)
                 self.feed(OuterRefereed(at_s=self.now_s, epoch=effect.epoch, stage=effect.stage, ref=ref))
+
+    def recompute(self) -> None:
+        """The orchestrator recomputes the agreeing shards that were drawn, and finds nothing wrong."""
+        for (epoch, stage, shard), audit in list(self.state.shard_audits.items()):
+            self.feed(ShardRecomputed(at_s=self.now_s, epoch=epoch, stage=stage, shard=shard, ref=audit.accepted))
 
     def merge(self) -> None:
         """Every stage is merged and published by honest miners."""

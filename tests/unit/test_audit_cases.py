@@ -1,5 +1,7 @@
 """Drawing audits, and what the verdicts of one come to (trust.md 1.4 to 1.6)."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -25,7 +27,7 @@ MINER = SIX[0]
 FIRST = Epoch(0)
 
 
-def audited(**audit: object) -> Run:
+def audited(**audit: Any) -> Run:
     """Six miners, each challenged about epoch 0; uploads are under way."""
     run = Run(config=msgspec.structs.replace(CONFIG, audit=msgspec.structs.replace(CONFIG.audit, **audit)))
     run.begin(*SIX)
@@ -233,7 +235,7 @@ def test_a_ban_takes_every_open_lease_and_the_next_epochs_with_it() -> None:
     run.upload()
     run.merge()
     run.ready(*SIX)
-    assert run.phase is Phase.TRAINING
+    assert run.is_in(Phase.TRAINING)
     leases = [lease for miner in run.state.current.roster[0] for lease in run.lease(miner, 4)]
     judge(run, F, F)
     held = {lease.sample for lease in leases if MINER in lease.hops}

@@ -5,7 +5,7 @@ import pytest
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
 from subnet.orchestration.invariants import check_record, check_state, check_weights
-from subnet.orchestration.ledger import AnyFact, Credited, Enlisted, Entry, EpochPublished, Leased, Voided
+from subnet.orchestration.ledger import AnyFact, Credited, Enlisted, Entry, EpochPublished, EpochStarted, Leased, Voided
 from subnet.orchestration.state import Work
 from subnet.types import NO_DIGEST, Epoch, Hotkey, SampleId, StageIndex
 from tests.unit.orchestration import MINERS, START, Run
@@ -13,6 +13,7 @@ from tests.unit.orchestration import MINERS, START, Run
 A, B = Hotkey("a"), Hotkey("b")
 E, S = Epoch(0), SampleId(0)
 LEASE = Leased(epoch=E, sample=S, attempt=0, hops=(A, B), deadline_s=1.0)
+STARTED = EpochStarted(epoch=E, beacon="b", roster=((A,), (B,)))
 CREDIT = Credited(epoch=E, sample=S, stage=StageIndex(0), hotkey=A)
 VOID = Voided(epoch=E, hotkey=A, samples=(S,))
 
@@ -27,18 +28,21 @@ def check(*facts: AnyFact) -> None:
 
 
 def test_a_whole_record_holds() -> None:
-    check(Enlisted(validator=A), LEASE, CREDIT, published(0), published(1))
-    check(LEASE, CREDIT, VOID)
+    check(STARTED, Enlisted(validator=A), LEASE, CREDIT, published(0), published(1))
+    check(STARTED, LEASE, CREDIT, VOID)
 
 
 @pytest.mark.parametrize(
     ("facts", "what"),
     [
-        ((LEASE, CREDIT, CREDIT), "event 2.*credited twice"),
+        ((STARTED, LEASE, CREDIT, CREDIT), "event 3.*credited twice"),
         ((CREDIT,), "event 0.*without a lease"),
-        ((LEASE, Credited(epoch=E, sample=S, stage=StageIndex(1), hotkey=A)), "event 1.*without a lease"),
-        ((LEASE, CREDIT, VOID, CREDIT), "event 3.*credited twice"),
-        ((LEASE, VOID), "event 1.*never credited"),
+        ((STARTED, LEASE, Credited(epoch=E, sample=S, stage=StageIndex(1), hotkey=A)), "event 2.*without a lease"),
+        ((STARTED, LEASE, CREDIT, VOID, CREDIT), "event 4.*credited twice"),
+        ((STARTED, LEASE, VOID), "event 2.*never credited"),
+        ((LEASE,), "event 0.*outside the roster"),
+        ((STARTED, Leased(epoch=E, sample=S, attempt=0, hops=(B, A), deadline_s=1.0)), "event 1.*outside the roster"),
+        ((EpochStarted(epoch=E, beacon="b", roster=((A,), (A,))),), "two stages"),
         ((published(1),), "event 0.*epoch 1 follows -1"),
         ((published(0), published(0)), "event 1.*epoch 0 follows 0"),
         ((published(0, stages=1),), "misses a stage"),
@@ -52,6 +56,7 @@ def test_each_breach_of_a_record_is_named(facts: tuple[AnyFact, ...], what: str)
 def test_a_state_that_holds_and_three_that_do_not() -> None:
     run = Run()
     run.begin(*MINERS)
+    run.work(run.lease(run.state.current.roster[0][0])[0])
     lease = run.lease(run.state.current.roster[0][0])[0]
     check_state(run.state)
     run.state.members[lease.hops[1]].banned_until = 5

@@ -10,6 +10,7 @@ from subnet.errors import InvariantBroken
 from subnet.frames import digest
 from subnet.orchestration.ledger import (
     GENESIS_HEAD,
+    AnyFact,
     Credited,
     Enlisted,
     Ledger,
@@ -21,7 +22,7 @@ from subnet.orchestration.ledger import (
 )
 from subnet.types import Digest, Epoch, Hotkey, SampleId, StageIndex
 
-FACTS = (
+FACTS: tuple[AnyFact, ...] = (
     Enlisted(validator=Hotkey("v1")),
     Credited(epoch=Epoch(0), sample=SampleId(3), stage=StageIndex(1), hotkey=Hotkey("m1")),
     LossRecorded(epoch=Epoch(0), sample=SampleId(3), loss=1.25),
@@ -116,7 +117,9 @@ def test_a_rewritten_tail_needs_another_head() -> None:
     """Whoever rewrites an event and every head after it ends at another head than the one on chain."""
     _, (segment,) = sealed()
     forged = Ledger()
-    for place, fact in enumerate((*FACTS[:2], LossRecorded(epoch=Epoch(0), sample=SampleId(3), loss=1.0), FACTS[3])):
+    changed = LossRecorded(epoch=Epoch(0), sample=SampleId(3), loss=1.0)
+    facts: tuple[AnyFact, ...] = (*FACTS[:2], changed, FACTS[3])
+    for place, fact in enumerate(facts):
         forged.append(fact, at_s=float(place))
     other = forged.seal()
     assert read(encode_segment(other)) == other

@@ -1,5 +1,7 @@
 """Who holds which stage: joining, coming back, leaving, moving (system.md 3)."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -48,7 +50,7 @@ def test_joining_again_changes_nothing_but_the_process(run: Run) -> None:
         (MINERS[0], {"mode": NumericMode.BF16_AUTOCAST}, "mode"),
     ],
 )
-def test_who_may_not_join_is_told_the_rule(sender: Hotkey, change: dict[str, object], code: str) -> None:
+def test_who_may_not_join_is_told_the_rule(sender: Hotkey, change: dict[str, Any], code: str) -> None:
     training = msgspec.structs.replace(CONFIG.training, modes=(NumericMode.FP32,))
     run = Run(config=msgspec.structs.replace(CONFIG, training=training))
     run.feed(created())
@@ -132,7 +134,7 @@ def test_a_spare_moves_to_a_stage_without_miners_at_the_epochs_end() -> None:
     gone = run.state.current.roster[1][0]
     run.feed(HeardFrom(at_s=run.now_s, hotkey=gone, is_live=False))
     run.merge()
-    assert run.phase is Phase.PUBLISHED
+    assert run.is_in(Phase.PUBLISHED)
     moved = run.facts(Assigned)[-1]
     assert (moved.stage, moved.first_epoch) == (1, 1)
     assert run.stage_of(moved.hotkey) == 1

@@ -1,5 +1,7 @@
 """Committing, uploading, merging, publishing (system.md 3, trust.md 1.4 and 5)."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -20,7 +22,7 @@ from subnet.orchestration.events import (
 from subnet.orchestration.ledger import Committed, EpochPublished, RootCommitted, ShardMerged, UploadAccepted
 from subnet.orchestration.merge import object_key
 from subnet.types import NO_DIGEST, BlobRef, Checkpoint, Epoch, Hotkey, Phase, StageIndex
-from tests.unit.orchestration import CONFIG, MINERS, NINE, RUN, STRANGER, START, Run
+from tests.unit.orchestration import CONFIG, MINERS, NINE, RUN, START, STRANGER, Run
 
 SIX = MINERS
 
@@ -65,7 +67,7 @@ def test_who_did_nothing_commits_an_empty_chain_and_is_not_merged() -> None:
     run.commit()
     for miner in SIX:
         run.done(miner, wire.UploadDone(epoch=Epoch(0)))
-    assert run.phase is Phase.PUBLISHED, "there was nothing to merge"
+    assert run.is_in(Phase.PUBLISHED), "there was nothing to merge"
     assert run.state.previous is not None
     assert [merge.plan for merge in run.state.previous.merges] == [None] * 3
     assert run.state.snapshots == (START,) * 3
@@ -83,7 +85,7 @@ def test_who_did_nothing_commits_an_empty_chain_and_is_not_merged() -> None:
         ({"epoch": Epoch(4)}, "epoch"),
     ],
 )
-def test_a_commitment_that_does_not_fit_the_record_is_refused(run: Run, change: dict[str, object], code: str) -> None:
+def test_a_commitment_that_does_not_fit_the_record_is_refused(run: Run, change: dict[str, Any], code: str) -> None:
     assert run.refusal(SIX[0], msgspec.structs.replace(run.commitment(SIX[0]), **change)) == code
 
 
@@ -94,6 +96,19 @@ def test_checkpoints_lie_on_the_chain_in_order_from_its_start(run: Run) -> None:
     far = msgspec.structs.replace(end, num_receipts=999)
     for checkpoints in [(end,), (end, start), (start, start), (start, off), (start, far)]:
         assert run.refusal(SIX[0], msgspec.structs.replace(request, checkpoints=checkpoints)) == "checkpoint"
+
+
+def test_a_segment_is_no_longer_than_an_audit_can_replay() -> None:
+    config = msgspec.structs.replace(CONFIG, audit=msgspec.structs.replace(CONFIG.audit, checkpoint_every=1))
+    run = Run(config=config)
+    run.begin(*SIX)
+    run.train()
+    assert run.refusal(SIX[0], run.commitment(SIX[0])) == "checkpoint", "two units, where one is the quota"
+
+
+def test_the_last_checkpoint_closes_the_chain(run: Run) -> None:
+    request = run.commitment(SIX[0])
+    assert run.refusal(SIX[0], msgspec.structs.replace(request, checkpoints=request.checkpoints[:1])) == "checkpoint"
 
 
 def test_who_may_not_commit(run: Run) -> None:
@@ -121,7 +136,7 @@ def test_the_root_covers_every_commitment_and_comes_before_any_draw(run: Run) ->
     run.feed(RootIncluded(at_s=run.now_s, epoch=Epoch(0), at_block=10))
     assert [effect.at_block for effect in run.effects if isinstance(effect, AwaitBlock)] == [12]
     run.feed(BlockSeen(at_s=run.now_s, epoch=Epoch(0), at_block=12, block_hash="b1"))
-    assert run.phase is Phase.UPLOADING and run.state.cases
+    assert run.is_in(Phase.UPLOADING) and run.state.cases
 
 
 def test_only_the_first_root_and_the_first_beacon_count(run: Run) -> None:
@@ -144,7 +159,7 @@ def test_the_slowest_never_decides(run: Run) -> None:
     for miner in SIX[:2]:
         run.done(miner, wire.UploadDone(epoch=Epoch(0)))
     run.tick(run.config.deadlines.uploading_s)
-    assert run.phase is Phase.MERGING
+    assert run.is_in(Phase.MERGING)
     uploads = {u.hotkey for merge in run.state.current.merges if merge.plan for u in merge.plan.uploads}
     assert uploads == set(SIX[:2])
     assert set(run.state.members) == set(SIX)
@@ -174,7 +189,7 @@ def test_a_late_upload_is_still_paid(run: Run) -> None:
     for miner in SIX[1:]:
         run.done(miner, wire.UploadDone(epoch=Epoch(0)))
     run.tick(run.config.deadlines.uploading_s)
-    assert run.phase is Phase.MERGING
+    assert run.is_in(Phase.MERGING)
     run.done(SIX[0], wire.UploadDone(epoch=Epoch(0)))
     assert SIX[0] in {fact.hotkey for fact in run.facts(UploadAccepted)}
 
@@ -192,7 +207,7 @@ def test_an_upload_outside_its_phases_is_refused(run: Run) -> None:
 def test_equal_copies_are_accepted_and_a_stage_is_published_when_all_agree(run: Run) -> None:
     merging(run)
     run.merge()
-    assert run.state.epoch == 1 and run.phase is Phase.PUBLISHED
+    assert run.state.epoch == 1 and run.is_in(Phase.PUBLISHED)
     shards = run.facts(ShardMerged)
     assert not any(shard.is_refereed for shard in shards)
     assert all(set(shard.reported) == {shard.accepted.digest} for shard in shards)
@@ -300,7 +315,8 @@ def test_two_that_store_the_same_false_snapshot_are_contradicted_by_the_third() 
     run.outer(witness)
     assert [effect.stage for effect in run.effects if isinstance(effect, RefereeOuter)] == [0]
     run.referee()
-    assert merge.snapshot is not None and merge.snapshot.key.startswith("o/")
+    (snapshot,) = [found.snapshot for found in run.state.current.merges if found.snapshot]
+    assert snapshot.key.startswith("o/"), "the orchestrator's own"
 
 
 def test_a_witness_that_is_gone_is_not_waited_for() -> None:

@@ -1,5 +1,7 @@
 """One unit of work: leased once, attested by neighbours, credited once (trust.md 1.2, 3)."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -140,7 +142,7 @@ def test_work_after_its_lease_earns_nothing(run: Run) -> None:
         ({"head": digest(b"no")}, "chain"),
     ],
 )
-def test_a_batch_that_does_not_fit_the_chain_is_refused(run: Run, change: dict[str, object], code: str) -> None:
+def test_a_batch_that_does_not_fit_the_chain_is_refused(run: Run, change: dict[str, Any], code: str) -> None:
     miner = SIX[0]
     head = receipts.first_head(RUN, Epoch(0), miner)
     request = wire.PostReceipts(epoch=Epoch(0), num_before=0, receipts=(), head=head)
@@ -158,7 +160,7 @@ def test_a_chain_is_not_rewritten(run: Run) -> None:
 
 
 @pytest.mark.parametrize("change", [{"run_id": "other"}, {"epoch": Epoch(3)}, {"stage": StageIndex(2)}])
-def test_receipts_of_another_run_epoch_or_stage_are_refused(run: Run, change: dict[str, object]) -> None:
+def test_receipts_of_another_run_epoch_or_stage_are_refused(run: Run, change: dict[str, Any]) -> None:
     lease = first_lease(run)
     forward, _ = passes(lease, 0, 3)
     answer = run.post(lease.hops[0], msgspec.structs.replace(forward, **change))
@@ -270,7 +272,7 @@ def test_without_a_replica_the_sample_is_dropped(run: Run) -> None:
 def test_the_last_open_sample_wakes_those_who_wait_to_commit(run: Run) -> None:
     lease = first_lease(run)
     run.train(rounds=3)
-    assert run.phase is Phase.COMMITTING and list(run.state.current.open_samples) == [lease.sample]
+    assert run.is_in(Phase.COMMITTING) and list(run.state.current.open_samples) == [lease.sample]
     run.effects.clear()
     run.work(lease)
     assert not run.state.current.open_samples

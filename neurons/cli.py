@@ -4,42 +4,17 @@ A flag only names a key of the configuration; reading and checking its value is 
 a variable and a line in a file meet the same rules.
 """
 
-import importlib
-import inspect
 import sys
-from collections.abc import Callable
 from importlib.metadata import version as installed_version
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from neurons import settings
-from neurons.exit_codes import exit_code_table
+from neurons.commands import Config, Flag, Preset, Set, app, command, enter
+from neurons.look_commands import agreement, audit, explain
 from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
-
-ENTRIES = {
-    "miner": "neurons.miner:main",
-    "validator": "neurons.validator:main",
-    "orchestrator": "neurons.orchestrator:main",
-    "init-run": "neurons.orchestrator:init_run",
-    "localnet": "neurons.localnet:run_localnet",
-    "audit": "neurons.audit:run_audit",
-    "explain": "neurons.explain:run_explain",
-    "agreement": "neurons.agreement:run_agreement",
-    "devnet": "neurons.devnet:run_devnet",
-}
-"""Where each command goes: a function that takes checked values and returns an exit code."""
-
-
-class Flag(NamedTuple):
-    """A spelling, or several, of one key of the configuration."""
-
-    key: str
-    names: tuple[str, ...]
-    metavar: str
-    help: str
-
 
 _CHAIN = (
     Flag("node.netuid", ("--netuid",), "N", "The subnet. Variable: STRATA_NETUID."),
@@ -88,72 +63,24 @@ _LOCALNET = (
     Flag("node.log_level", ("--log-level",), "LEVEL", "debug, info, warning or error."),
 )
 
-Config = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="TOML file; only what differs from the preset.")
-]
-Preset = Annotated[
-    str | None, typer.Option("--preset", metavar="NAME", help="local, testnet or mainnet; follows the network.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration, such as audit.probability=1."),
-]
 
-_EPILOG = "\b\nExit codes:\n" + exit_code_table()
-
-app = typer.Typer(
-    name="strata",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=_EPILOG,
-    help="Train one language model on many machines that do not trust each other, and pay each for work that can be proven.\n\n"
-    "\b\nFirst five minutes:    strata localnet\n"
-    "To mine:               strata miner --netuid N --wallet.name W --wallet.hotkey H\n"
-    "To check all pay:      strata audit DIR\n\n"
-    "Every command explains itself: strata COMMAND --help",
+_SIMULATE = (
+    Flag("simulate.num_epochs", ("--epochs",), "N", "Epochs. Default: ten days' worth."),
+    Flag("simulate.num_miners", ("--miners",), "N", "Honest miners, beside one of each cheat. Default: 32."),
+    Flag(
+        "simulate.num_validators", ("--validators",), "N", "Honest validators, beside three that are not. Default: 4."
+    ),
+    Flag("simulate.num_rounds", ("--rounds",), "N", "Repetitions. Default: 5, in a sweep 2."),
+    Flag("simulate.seed", ("--seed",), "N", "Same seed, same numbers. Default: 0."),
+    Flag(
+        "simulate.sweep",
+        ("--sweep",),
+        "KEY=V1,V2",
+        "A run for each value of gamma, T_s, p, ban, miners, validators, or any knob.",
+    ),
+    Flag("simulate.csv", ("--csv",), "FILE", "Also write every number here."),
+    Flag("simulate.png", ("--png",), "FILE", "Also draw pay and stability."),
 )
-
-
-def _enter(command: str, *arguments: object) -> NoReturn:
-    module, name = ENTRIES[command].split(":")
-    entry: Callable[..., int] = getattr(importlib.import_module(module), name)
-    raise typer.Exit(entry(*arguments))
-
-
-def _command(name: str, flags: tuple[Flag, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command that takes `flags` besides its own parameters; its `typed` gets what was said, by key."""
-
-    def decorate(run: Callable[..., None]) -> Callable[..., None]:
-        parameters = {flag.key.replace(".", "__"): flag for flag in flags}
-
-        def command(**values: Any) -> None:
-            typed = {flag.key: values.pop(name) for name, flag in parameters.items()}
-            run(typed={key: value for key, value in typed.items() if value is not None}, **values)
-
-        options = [
-            inspect.Parameter(
-                parameter,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=typer.Option(None, *flag.names, metavar=flag.metavar, help=flag.help, show_default=False),
-                annotation=str | None,
-            )
-            for parameter, flag in parameters.items()
-        ]
-        own = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in inspect.signature(run).parameters.values()
-            if parameter.name != "typed"
-        ]
-        command.__signature__ = inspect.Signature(own + options)  # type: ignore[attr-defined]  # what typer reads
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + options}
-        command.__doc__ = run.__doc__
-        app.command(name)(command)
-        return run
-
-    return decorate
 
 
 def _node(
@@ -163,7 +90,7 @@ def _node(
     return settings.load(flags, preset=preset, file=config)
 
 
-@_command("miner", _CHAIN + _MACHINE + _COMPUTE)
+@command("miner", _CHAIN + _MACHINE + _COMPUTE)
 def miner(typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None) -> None:
     """Hold a stage of the model, train it, be paid for it.
 
@@ -175,10 +102,10 @@ def miner(typed: dict[str, object], config: Config = None, preset: Preset = None
     The hotkey must be registered; if it is not, the command and the price are printed and nothing is spent.
     Ctrl-C or SIGTERM ends it within 8 seconds.
     """
-    _enter("miner", _node(typed, config, preset, assignments))
+    enter("miner", _node(typed, config, preset, assignments))
 
 
-@_command("validator", _CHAIN + _MACHINE + _COMPUTE)
+@command("validator", _CHAIN + _MACHINE + _COMPUTE)
 def validator(typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None) -> None:
     """Audit miners, sign verdicts, score the record, set weights.
 
@@ -188,10 +115,10 @@ def validator(typed: dict[str, object], config: Config = None, preset: Preset = 
 
     Weights need a validator permit; without one it audits and says what is missing.
     """
-    _enter("validator", _node(typed, config, preset, assignments))
+    enter("validator", _node(typed, config, preset, assignments))
 
 
-@_command("orchestrator", _CHAIN + _MACHINE + _STORES)
+@command("orchestrator", _CHAIN + _MACHINE + _STORES)
 def orchestrator(
     typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None
 ) -> None:
@@ -202,10 +129,10 @@ def orchestrator(
     strata orchestrator --config run.toml --netuid 12 -w owner -H owner
     strata orchestrator --config run.toml --state-url redis://10.0.0.5:6379/0 --blob-url s3://bucket/strata
     """
-    _enter("orchestrator", _node(typed, config, preset, assignments))
+    enter("orchestrator", _node(typed, config, preset, assignments))
 
 
-@_command("init-run", _CHAIN + _STORES + _MACHINE[4:6])
+@command("init-run", _CHAIN + _STORES + _MACHINE[4:6])
 def init_run(
     typed: dict[str, object],
     url: Annotated[str, typer.Option("--url", metavar="URL", help="Where nodes will reach the orchestrator.")],
@@ -223,10 +150,10 @@ def init_run(
 
     Nodes then find the run by netuid through the owner's commitment. Before the orchestrator starts.
     """
-    _enter("init-run", _node(typed, config, preset, assignments), url, run_id)
+    enter("init-run", _node(typed, config, preset, assignments), url, run_id)
 
 
-@_command("localnet", _LOCALNET)
+@command("localnet", _LOCALNET)
 def localnet(
     typed: dict[str, object],
     cheat: Annotated[
@@ -261,78 +188,27 @@ def localnet(
         flags["localnet.cheats"] = ",".join(cheat)
     if virtual:
         flags["localnet.is_virtual"] = True
-    _enter("localnet", *settings.load_localnet(flags, file=config))
+    enter("localnet", *settings.load_localnet(flags, file=config))
 
 
-@app.command()
-def audit(
-    target: Annotated[
-        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
-    ],
-    chain: Annotated[
-        str | None,
-        typer.Option("--chain", metavar="URL", help="Chain to compare with; without it DIR's own, or the network's."),
-    ] = None,
-    netuid: Annotated[int | None, typer.Option("--netuid", metavar="N", help="The run's subnet, with a URL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    replay: Annotated[
-        int,
-        typer.Option("--replay", metavar="N", min=0, help="Also replay N drawn audited segments from DIR's objects."),
-    ] = 0,
-) -> None:
-    """Recompute every score from the public record; needs no key.
+for look in (audit, explain, agreement):
+    app.command()(look)
+
+
+@command("simulate", _SIMULATE)
+def simulate(typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None) -> None:
+    """What knobs would pay honest work and each cheat.
 
     \b
-    strata audit localnet
-    strata audit localnet --replay 5
-    strata audit https://strata.example.org --netuid 12
+    strata simulate                                     the main network's knobs
+    strata simulate --config run.toml                   yours, before you publish them
+    strata simulate --set audit.probability=0.02        one knob
+    strata simulate --sweep gamma=2.5,5,10,20 --csv gamma.csv --png gamma.png
+    strata simulate --sweep p=0.01,0.05,0.1 --miners 200
 
-    Exit code 0: all equal. 1: not equal, and it says which event.
+    By the scoring code that validators run and the chain's consensus, over days of virtual time; half a minute on one core.
     """
-    _enter("audit", target, chain, netuid, as_json, replay)
-
-
-@app.command()
-def explain(
-    hotkey: Annotated[str, typer.Argument(metavar="HOTKEY", help="Address, or as much of its beginning as is unique.")],
-    target: Annotated[
-        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
-    ] = "localnet",
-    chain: Annotated[
-        str | None,
-        typer.Option("--chain", metavar="URL", help="Chain to read; without it DIR's own, or the network's."),
-    ] = None,
-    netuid: Annotated[int | None, typer.Option("--netuid", metavar="N", help="The run's subnet, with a URL.")] = None,
-) -> None:
-    """Why a hotkey earns what it earns, or 0.
-
-    \b
-    strata explain 5GrwvaEF
-    strata explain 5GrwvaEF localnet
-    strata explain 5GrwvaEF https://strata.example.org --netuid 12
-
-    From passes to emission, epoch by epoch, each number with the events of the record that say so.
-    """
-    _enter("explain", hotkey, target, chain, netuid)
-
-
-@app.command()
-def agreement(
-    target: Annotated[
-        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
-    ] = "localnet",
-    epoch: Annotated[int | None, typer.Option("--epoch", metavar="N", help="One epoch only.")] = None,
-    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Also draw it as a heat map.")] = None,
-) -> None:
-    """Who merged what others merged, by pair.
-
-    \b
-    strata agreement localnet
-    strata agreement https://strata.example.org --epoch 12 --png agreement.png
-
-    Both copies of every shard are compared. A miner that corrupts its copies is a row out of consensus.
-    """
-    _enter("agreement", target, epoch, png)
+    enter("simulate", typed, settings.parse_assignments(assignments or []), preset, config)
 
 
 @app.command()
@@ -357,7 +233,7 @@ def devnet(
 
     from subnet.devnet.config import DevnetConfig
 
-    _enter(
+    enter(
         "devnet",
         DevnetConfig(
             port=port, block_time_s=block_time_s, directory=Path(directory).expanduser() if directory else None

@@ -70,3 +70,13 @@ def curves(axes: "Axes", lines: Mapping[str, Sequence[tuple[float, float]]], *, 
     axes.grid(alpha=0.3)
     if lines:
         axes.legend(fontsize=7)
+
+
+def bars(axes: "Axes", rows: Sequence[tuple[str, float, float]], *, x: str, title: str) -> None:
+    """A bar with its error for each name, the first at the top."""
+    places = range(len(rows), 0, -1)
+    axes.barh(places, [row[1] for row in rows], xerr=[row[2] for row in rows])
+    axes.set_yticks(places, [row[0] for row in rows], fontsize=8)
+    axes.set_xlabel(x)
+    axes.set_title(title)
+    axes.grid(alpha=0.3, axis="x")

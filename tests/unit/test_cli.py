@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from neurons import cli
+from neurons import cli, commands
 from neurons.exit_codes import ExitCode
 from neurons.settings import LocalnetOptions, NodeConfig
 from subnet.config import Bottleneck, RunConfig
@@ -44,8 +44,8 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     RECEIVED.clear()
-    for command in cli.ENTRIES:
-        monkeypatch.setitem(cli.ENTRIES, command, f"{__name__}:receive")
+    for command in commands.ENTRIES:
+        monkeypatch.setitem(commands.ENTRIES, command, f"{__name__}:receive")
     return RECEIVED
 
 
@@ -87,7 +87,7 @@ def test_both_spellings_of_the_ecosystem_mean_the_same(role: str, received: list
         ("miner --preset moon", 64, "preset must be one of local, testnet, mainnet"),
         ("miner --config /nowhere.toml", 64, "there is no configuration file /nowhere.toml"),
         ("localnet --miners 2", 64, "must be at least training.num_stages = 3, got 2"),
-        ("localnet --stages 7", 64, "training.num_stages must be in [1, model.num_layers = 6], got 7"),
+        ("localnet --stages 7", 64, "training.num_stages must be in [1, model.num_layers = 3], got 7"),
         ("localnet --cheat identity:10", 64, "takes a miner in [1, 9], got 10"),
         ("localnet --cheat identity:0", 64, "takes a miner in [1, 9], got 0"),
         ("localnet --cheat identity", 64, "localnet.cheats in the flags must be a list, each entry text that matches"),
@@ -137,6 +137,21 @@ def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]
     assert typed("init-run --netuid 3 --url http://h:1 --run-id r") == 0
     assert received[0] == ("some/dir", None, None, False, 0)
     assert received[1][1:] == ("http://h:1", "r")
+    assert typed("audit some/dir --replay 3") == 0
+    assert typed("explain 5abc") == 0
+    assert typed("agreement some/dir --epoch 2 --png a.png") == 0
+    assert typed("simulate --config c.toml --set audit.probability=0.2 --sweep gamma=5,10 --epochs 9") == 0
+    assert received[2:] == [
+        ("some/dir", None, None, False, 3),
+        ("5abc", "localnet", None, None),
+        ("some/dir", 2, "a.png"),
+        (
+            {"simulate.num_epochs": "9", "simulate.sweep": "gamma=5,10"},
+            {"audit.probability": "0.2"},
+            None,
+            "c.toml",
+        ),
+    ]
 
 
 def test_a_role_file_runs_as_its_command(received: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +183,9 @@ def test_the_list_of_commands_is_readable_and_explains_exit_codes(capsys: pytest
         assert re.search(rf"^ +{code.value}  ", shown, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", sorted(cli.ENTRIES))
+@pytest.mark.parametrize("command", sorted(commands.ENTRIES))
 def test_every_command_leads_somewhere(command: str) -> None:
-    module, name = cli.ENTRIES[command].split(":")
+    module, name = commands.ENTRIES[command].split(":")
     assert callable(getattr(import_module(module), name))
 
 

@@ -7,7 +7,7 @@ from subnet import yuma
 from subnet.devnet import schedule
 from subnet.devnet.context import Storage
 from subnet.devnet.hyperparameters import HYPERPARAMETERS
-from subnet.devnet.pallets import balances, staking
+from subnet.devnet.pallets import balances, staking, subnets
 
 _SYMBOL = "\N{GREEK SMALL LETTER ALPHA}"
 _KNOB_FIELDS = {
@@ -249,6 +249,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {
     "SubnetInfoRuntimeApi_get_metagraph": _metagraph,
     "SubnetInfoRuntimeApi_get_next_epoch_start_block": schedule.next_epoch_block,
     "SubnetInfoRuntimeApi_get_subnet_hyperparams_v3": _hyperparameters,
+    "SubnetRegistrationRuntimeApi_get_network_registration_cost": subnets.creation_price,
     "SwapRuntimeApi_current_alpha_price": _price,
     "SwapRuntimeApi_current_alpha_price_all": _all_prices,
     "SwapRuntimeApi_sim_swap_alpha_for_tao": _swap,

@@ -19,6 +19,7 @@ def write_genesis(ctx: Context, config: DevnetConfig, shield: Shield) -> None:
         balances.issue(ctx, round(tao * RAO))
     ctx.put("NetworksAdded", True, _ROOT)
     ctx.put("TotalNetworks", 1)
+    ctx.put("NetworkRateLimit", 0)
     ctx.put("StakeThreshold", round(config.stake_threshold_tao * RAO))
     for subnet in config.subnets:
         subnets.create(

@@ -26,7 +26,7 @@ def _u64(name: str, item: str, setter: str | None, *, is_owners: bool = True) ->
     return Hyperparameter(name, item, "U64", U64, setter, is_owners)
 
 
-def _bool(name: str, item: str, setter: str | None) -> Hyperparameter:
+def _bool(name: str, item: str, setter: str) -> Hyperparameter:
     return Hyperparameter(name, item, "Bool", 1, setter)
 
 
@@ -66,6 +66,15 @@ HYPERPARAMETERS = (
     _bool("yuma3_enabled", "Yuma3On", "sudo_set_yuma3_enabled"),
     _bool("owner_cut_enabled", "OwnerCutEnabled", "sudo_set_owner_cut_enabled"),
     _bool("transfers_enabled", "TransferToggle", "sudo_set_toggle_transfer"),
+    _u64("adjustment_alpha", "AdjustmentAlpha", "sudo_set_adjustment_alpha"),
+    _u64("max_difficulty", "MaxDifficulty", "sudo_set_max_difficulty"),
+    _u16("min_childkey_take", "MinChildkeyTakePerSubnet", "sudo_set_min_childkey_take_per_subnet"),
+    _u16("collateral_lock_share", "CollateralLockShare", "sudo_set_collateral_lock_share"),
+    _bool("bonds_reset_enabled", "BondsResetOn", "sudo_set_bonds_reset_enabled"),
+    _bool(
+        "network_pow_registration_allowed", "NetworkPowRegistrationAllowed", "sudo_set_network_pow_registration_allowed"
+    ),
+    _bool("owner_cut_auto_lock_enabled", "OwnerCutAutoLockEnabled", "sudo_set_owner_cut_auto_lock_enabled"),
 )
 BY_NAME = {knob.name: knob for knob in HYPERPARAMETERS}
 BY_SETTER = {knob.setter: knob for knob in HYPERPARAMETERS if knob.setter}

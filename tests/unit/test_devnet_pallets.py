@@ -1,15 +1,21 @@
 """The runtime's rules, one block at a time and without a network."""
 
+import functools
+import inspect
 from typing import Any
 
+import bittensor as bt
 import pytest
+from bittensor.intents.hyperparameters import OWNER_HYPERPARAMETERS
 
 from subnet import draws
 from subnet.devnet.extrinsics import PoolError
-from subnet.devnet.pallets import staking
+from subnet.devnet.hyperparameters import BY_NAME
+from subnet.devnet.pallets import staking, subnets
 from tests.devnet_bench import NETUID, Bench, address
 
 RAO = 10**9
+IDENTITY_FIELDS = ("github_repo", "subnet_contact", "subnet_url", "discord", "description", "logo_url", "additional")
 
 
 def weights(bench: Bench, who: str, uids: list[int], values: list[int], version_key: int = 0) -> str | None:
@@ -166,6 +172,58 @@ def test_knobs_are_the_owners_and_frozen_before_an_epoch() -> None:
     bench.blocks(10)
     assert bench.send("Alice", "sudo_set_min_allowed_weights", "AdminUtils", **change) is None
     assert bench.send("Alice", "sudo_set_tempo", "AdminUtils", netuid=NETUID, tempo=10) == "TempoOutOfBounds"
+
+
+def test_every_knob_that_the_sdk_lets_an_owner_turn_can_be_turned() -> None:
+    bench = Bench({"Alice": 1.0}, tempo=0, liquid_alpha_enabled=1)
+    for name, (setter, is_boolean) in sorted(OWNER_HYPERPARAMETERS.items()):
+        if setter in ("sudo_set_alpha_values", "sudo_set_epoch_consensus") or name not in BY_NAME:
+            continue
+        parameters = inspect.signature(getattr(bt.calls.AdminUtils, setter)).parameters
+        (parameter,) = (given for given in parameters if given != "netuid")
+        value: Any = True if is_boolean else {"bits": 1 << 64} if name == "burn_increase_mult" else 400
+        assert bench.send("Alice", setter, "AdminUtils", netuid=NETUID, **{parameter: value}) is None, name
+        bench.set("Tempo", 0, NETUID)
+    alpha: dict[str, Any] = {"netuid": NETUID, "alpha_low": 2_000}
+    bench.set("LiquidAlphaOn", False, NETUID)
+    assert (
+        bench.send("Alice", "sudo_set_alpha_values", "AdminUtils", **alpha, alpha_high=60_000) == "LiquidAlphaDisabled"
+    )
+    bench.set("LiquidAlphaOn", True, NETUID)
+    assert bench.send("Alice", "sudo_set_alpha_values", "AdminUtils", **alpha, alpha_high=60) == "AlphaHighTooLow"
+    assert bench.send("Alice", "sudo_set_alpha_values", "AdminUtils", **alpha, alpha_high=60_000) is None
+    assert list(bench.get("AlphaValues", NETUID)) == [2_000, 60_000]
+
+
+def test_the_owner_names_only_a_hotkey_of_its_own_as_the_subnets() -> None:
+    bench = Bench(tempo=60)
+    bench.register("Theirs")
+    bench.register("Mine", coldkey="Alice")
+    rename = functools.partial(bench.send, "Alice", "sudo_set_sn_owner_hotkey", "AdminUtils", netuid=NETUID)
+    assert rename(hotkey=address("Theirs")) == "NonAssociatedColdKey"
+    assert rename(hotkey=address("Mine")) is None
+    assert bench.get("SubnetOwnerHotkey", NETUID) == address("Mine")
+
+
+def test_a_new_subnet_costs_twice_what_the_last_one_did_and_is_its_creators() -> None:
+    bench = Bench({"Bank": 8_000.0, "Poor": 10.0})
+    price = subnets.creation_price(bench.chain.storage())
+    assert bench.send("Poor", "register_network", hotkey=address("P")) == "CannotAffordLockCost"
+    before = bench.get("TotalIssuance")
+    assert bench.send("Bank", "register_network", hotkey=address("First")) is None
+    assert bench.get("SubnetOwner", 2) == address("Bank") and bench.get("Uids", 2, address("First")) == 0
+    assert bench.get("SubnetLocked", 2) == bench.get("SubnetTAO", 2) == price
+    assert before - bench.get("TotalIssuance") < RAO  # only the fee is recycled
+    assert price < subnets.creation_price(bench.chain.storage()) <= 2 * price
+    identity = {"subnet_name": b"ours", **dict.fromkeys(IDENTITY_FIELDS, b"")}
+    assert bench.send("Bank", "register_network_with_identity", hotkey=address("Second"), identity=identity) is None
+    assert bench.get("SubnetIdentitiesV3", 3)["subnet_name"] == "ours"
+    renamed = {**identity, "subnet_name": b"renamed"}
+    assert bench.send("Poor", "set_subnet_identity", netuid=2, **renamed) == "NotSubnetOwner"
+    assert bench.send("Bank", "set_subnet_identity", netuid=2, **renamed) is None
+    assert bench.send("Bank", "start_call", netuid=2) is None
+    bench.set("NetworkRateLimit", 100)
+    assert bench.send("Bank", "register_network", hotkey=address("Third")) == "NetworkTxRateLimitExceeded"
 
 
 def test_the_owner_can_pull_an_epoch_forward() -> None:

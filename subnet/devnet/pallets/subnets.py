@@ -1,11 +1,14 @@
-"""Subnets: creation, the owner's start call."""
+"""Subnets: creation at a price that doubles each time, identity, the owner's start call."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from subnet.devnet.context import Context
+from subnet.devnet.context import Context, Storage
 from subnet.devnet.hyperparameters import BY_NAME, DEVNET_HYPERPARAMETERS
-from subnet.devnet.pallets import registration
+from subnet.devnet.pallets import balances, registration
+
+_LAST_CREATED = "NetworkLastRegistered"
+"""Key of LastRateLimitedBlock under which the block of the newest subnet stands."""
 
 
 def create(
@@ -43,6 +46,44 @@ def start(ctx: Context, netuid: int) -> None:
     ctx.emit("SubtensorModule", "FirstEmissionBlockNumberSet", [netuid, ctx.block + 1])
 
 
+def creation_price(storage: Storage) -> int:
+    """Rao that a new subnet costs: twice the last price, falling in a straight line to the floor."""
+    floor, last = storage.get("NetworkMinLockCost"), storage.get("NetworkLastLockCost")
+    created = storage.get("LastRateLimitedBlock", _LAST_CREATED)
+    if not created:
+        return int(max(floor, last))
+    fallen = last * (storage.read("System", "Number") - created) // storage.get("NetworkLockReductionInterval")
+    return int(max(floor, 2 * last - fallen))
+
+
+def _register_network(ctx: Context, who: str, args: Mapping[str, Any]) -> None:
+    """A subnet of the caller's. What it costs becomes the subnet's reserve; there is no queue for a place."""
+    created, wait = ctx.get("LastRateLimitedBlock", _LAST_CREATED), ctx.get("NetworkRateLimit")
+    ctx.require(not created or ctx.block - created >= wait, "NetworkTxRateLimitExceeded")
+    netuids = ctx.netuids()
+    ctx.require(len(netuids) <= ctx.get("SubnetLimit"), "SubnetLimitReached")
+    price = creation_price(ctx)
+    ctx.require(balances.free(ctx, who) >= price + balances.EXISTENTIAL_DEPOSIT, "CannotAffordLockCost")
+    netuid = next(number for number in range(1, len(netuids) + 1) if number not in netuids)
+    balances.withdraw(ctx, who, price)
+    ctx.put("SubnetTAO", ctx.get("SubnetTAO", netuid) + price, netuid)
+    ctx.put("TotalStake", ctx.get("TotalStake") + price)
+    ctx.put("SubnetLocked", price, netuid)
+    ctx.put("NetworkLastLockCost", price)
+    ctx.put("LastRateLimitedBlock", ctx.block, _LAST_CREATED)
+    create(ctx, netuid, who, args["hotkey"], name=f"subnet {netuid}")
+    if args.get("identity"):
+        ctx.put("SubnetIdentitiesV3", args["identity"], netuid)
+
+
+def _set_identity(ctx: Context, who: str, args: Mapping[str, Any]) -> None:
+    netuid = args["netuid"]
+    ctx.require(ctx.get("NetworksAdded", netuid), "SubnetNotExists")
+    ctx.require(ctx.get("SubnetOwner", netuid) == who, "NotSubnetOwner")
+    ctx.put("SubnetIdentitiesV3", {name: value for name, value in args.items() if name != "netuid"}, netuid)
+    ctx.emit("SubtensorModule", "SubnetIdentitySet", netuid)
+
+
 def _start_call(ctx: Context, who: str, args: Mapping[str, Any]) -> None:
     netuid = args["netuid"]
     ctx.require(ctx.get("NetworksAdded", netuid), "SubnetNotExists")
@@ -53,4 +94,9 @@ def _start_call(ctx: Context, who: str, args: Mapping[str, Any]) -> None:
     start(ctx, netuid)
 
 
-CALLS = {("SubtensorModule", "start_call"): _start_call}
+CALLS = {
+    ("SubtensorModule", "register_network"): _register_network,
+    ("SubtensorModule", "register_network_with_identity"): _register_network,
+    ("SubtensorModule", "set_subnet_identity"): _set_identity,
+    ("SubtensorModule", "start_call"): _start_call,
+}

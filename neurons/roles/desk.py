@@ -16,6 +16,8 @@ BASE_LIMIT_BYTES = 64 << 20
 """On top of that, for headers, and for evidence: the records of one segment."""
 GRANT_LIFE_S = 300.0
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+_KEY = re.compile(r"(?=.{1,400}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)*")
+"""Plain parts joined by slashes: nothing that a store could read as a way out."""
 
 
 class Desk:
@@ -49,6 +51,10 @@ class Desk:
             raise Refused(
                 "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
             )
+        if not 0 <= request.epoch <= self.state.epoch:
+            raise Refused(
+                "object", f"epoch {self.state.epoch} is being worked on; objects belong to it or to one before"
+            )
         stage = self.state.members[sender].stage
         limit = BASE_LIMIT_BYTES + UPLOAD_KINDS[request.kind] * 4 * self.state.num_elements[stage]
         if not 0 <= request.size_bytes <= limit:
@@ -73,13 +79,15 @@ class Desk:
         """Presigned URLs of the run's objects. Raises Refused."""
         if sender not in self.state.members and sender not in self.state.auditors:
             raise Refused("not-joined", "only miners and validators of this run read its objects")
-        prefix = f"runs/{self.state.run_id}/"
-        if any(not key.startswith(prefix) or ".." in key for key in request.keys):
-            raise Refused("object", f"keys of this run begin with {prefix}")
+        if not all(self._is_key(key) for key in request.keys):
+            raise Refused("object", f"keys of this run begin with runs/{self.state.run_id}/")
         expires_at_s = self._clock.now() + GRANT_LIFE_S
         return wire.DownloadGrant(
             urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
         )
+
+    def _is_key(self, key: str) -> bool:
+        return key.startswith(f"runs/{self.state.run_id}/") and _KEY.fullmatch(key) is not None
 
     async def _check_uploaded(self, sender: Hotkey, request: wire.UploadDone) -> None:
         ref = views.committed_upload(self.state, sender, request.epoch)
@@ -89,7 +97,7 @@ class Desk:
     async def _check_stored(self, sender: Hotkey, refs: tuple[BlobRef, ...]) -> None:
         """What a report names must be the sender's own object, whole, and in the store."""
         for ref in refs:
-            if f"/{sender}/" not in ref.key or not ref.key.endswith(ref.digest):
+            if not self._is_key(ref.key) or f"/{sender}/" not in ref.key or not ref.key.endswith(f"-{ref.digest}"):
                 raise Refused("object", f"{ref.key} is not an object of the sender's")
             if await self._blobs.size(ref.key) != ref.size_bytes:
                 raise Refused("object", f"{ref.key} is not in the store with {ref.size_bytes} bytes: upload it first")

@@ -4,6 +4,7 @@ Both copies of every shard are compared; where they differ, or one is missing, t
 to a vote and no first copy wins. The same holds for the outer step.
 """
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 
@@ -18,6 +19,8 @@ from subnet.orchestration.work import check_epoch
 from subnet.types import BlobRef, Digest, Direction, Hotkey, Phase, StageIndex
 
 SNAPSHOT_UPLOADERS = 2
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+"""Digests become parts of keys in the blob store, so they are looked at before they are taken."""
 RECEIPTS_PER_UNIT = 8
 """Most receipts of a segment for each backward of its quota: two a pass and the steps, and room for dropped samples."""
 
@@ -83,6 +86,9 @@ def _check_commit(turn: Turn, sender: Hotkey, stage: StageIndex, request: wire.C
     if not places or places[0] != 0 or places != sorted(set(places)):
         raise Refused("checkpoint", "checkpoints must begin with the epoch's start and follow the chain in order")
     _check_segments(turn, work, request)
+    digests = [checkpoint.digest for checkpoint in request.checkpoints]
+    if not all(_DIGEST.fullmatch(found) for found in (request.upload_digest, *request.chunk_digests, *digests)):
+        raise Refused("digest", "a digest is 64 lower-case hex digits of blake3")
     size = state.num_elements[stage] * 4
     num_chunks = -(-size // turn.config.merge.chunk_bytes)
     if request.upload_bytes != size or len(request.chunk_digests) != num_chunks:

@@ -21,7 +21,7 @@ from subnet.orchestration.events import (
 )
 from subnet.orchestration.ledger import Committed, EpochPublished, RootCommitted, ShardMerged, UploadAccepted
 from subnet.orchestration.merge import object_key
-from subnet.types import NO_DIGEST, BlobRef, Checkpoint, Epoch, Hotkey, Phase, StageIndex
+from subnet.types import NO_DIGEST, BlobRef, Checkpoint, Digest, Epoch, Hotkey, Phase, StageIndex
 from tests.unit.orchestration import CONFIG, MINERS, NINE, RUN, START, STRANGER, Run
 
 SIX = MINERS
@@ -87,6 +87,19 @@ def test_who_did_nothing_commits_an_empty_chain_and_is_not_merged() -> None:
 )
 def test_a_commitment_that_does_not_fit_the_record_is_refused(run: Run, change: dict[str, Any], code: str) -> None:
     assert run.refusal(SIX[0], msgspec.structs.replace(run.commitment(SIX[0]), **change)) == code
+
+
+@pytest.mark.parametrize("bad", ["", "../../etc/passwd", "0" * 63, "A" * 64, "0" * 64 + "\n"])
+def test_what_is_no_digest_is_refused_before_it_becomes_part_of_a_key(run: Run, bad: str) -> None:
+    """The store raises on a strange key; once that would have ended the orchestrator when it cleaned up."""
+    request = run.commitment(SIX[0])
+    start, end = request.checkpoints
+    for change in (
+        {"upload_digest": bad},
+        {"chunk_digests": (Digest(bad),) * len(request.chunk_digests)},
+        {"checkpoints": (msgspec.structs.replace(start, digest=Digest(bad)), end)},
+    ):
+        assert run.refusal(SIX[0], msgspec.structs.replace(request, **change)) == "digest"
 
 
 def test_checkpoints_lie_on_the_chain_in_order_from_its_start(run: Run) -> None:

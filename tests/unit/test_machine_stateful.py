@@ -52,6 +52,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.run = Run(config=CONFIG_SMALL)
         self.run.feed(created(CONFIG_SMALL))
         self.run.chain()
+        for validator in VALIDATORS:
+            self.enlist(validator)
+        for miner in MINERS[:5]:
+            self.join(miner, "a")
+            self.ready(miner, is_right=True)
 
     def ask(self, sender: Hotkey, request: wire.Request) -> wire.Response:
         """A request, and at once the same again: the answer is the same, and nothing changes the second time."""
@@ -105,17 +110,38 @@ class AnyOrder(RuleBasedStateMachine):
             self.run.feed(ShardRefereed(at_s=now, epoch=epoch, stage=stage, shard=0, ref=ref))
             self.run.feed(OuterRefereed(at_s=now, epoch=epoch, stage=stage, ref=ref))
 
+    @rule(late=anybody)
+    def go_on(self, late: Hotkey) -> None:
+        """What honest nodes, all but one of them in time, would do next."""
+        match self.run.state.phase:
+            case Phase.GATHERING | Phase.PUBLISHED:
+                self.everybody_is_ready(late)
+                self.tick(25.0)
+            case Phase.TRAINING:
+                self.everybody_works(2)
+                self.tick(110.0)
+            case Phase.COMMITTING | Phase.UPLOADING:
+                self.everybody_commits_and_uploads(late)
+                self.tick(25.0)
+            case Phase.MERGING:
+                self.merge("false", {late})
+                self.carry_out()
+                self.tick(15.0)
+                self.carry_out()
+            case Phase.CLOSING | Phase.FINISHED:
+                self.carry_out()
+                self.tick(1500.0)
+
     # ---- what members do ----
 
     @rule(sender=anybody, session=st.sampled_from(["a", "b"]))
     def join(self, sender: Hotkey, session: str) -> None:
         self.ask(sender, wire.Join(endpoint=HERE, mode=NumericMode.FP32, session=session))
 
-    @rule()
-    def everybody_joins_and_is_ready(self) -> None:
-        for miner in MINERS[:4]:
-            self.join(miner, "a")
-            if miner in self.run.state.members:
+    @rule(late=miners)
+    def everybody_is_ready(self, late: Hotkey) -> None:
+        for miner in MINERS:
+            if miner != late and miner in self.run.state.members:
                 self.ready(miner, is_right=True)
 
     @rule(sender=anybody)
@@ -162,6 +188,12 @@ class AnyOrder(RuleBasedStateMachine):
                 if stage not in without:
                     self.post(lease.hops[stage], *passes(lease, stage, 3))
 
+    @rule(rounds=st.integers(1, 3))
+    def everybody_works(self, rounds: int) -> None:
+        for _ in range(rounds):
+            for miner in self.run.state.current.roster[0] if self.run.state.current.roster else ():
+                self.work(self.lease(miner, 1), set())
+
     @rule(found=leases, sender=anybody, stage=st.integers(0, 2), loss=st.sampled_from([None, 1.5]))
     def odd_receipts(self, found: tuple[Lease, ...], sender: Hotkey, stage: int, loss: float | None) -> None:
         for lease in found:
@@ -183,15 +215,16 @@ class AnyOrder(RuleBasedStateMachine):
         if sender in self.run.state.members:
             self.ask(sender, self.run.commitment(sender, num_batches=num_batches))
 
-    @rule()
-    def everybody_commits_and_uploads(self) -> None:
+    @rule(late=anybody)
+    def everybody_commits_and_uploads(self, late: Hotkey) -> None:
         for stage in self.run.state.current.roster:
             for miner in stage:
                 self.commit(miner, 5)
         self.carry_out()
         self.carry_out()
         for miner in MINERS:
-            self.upload(miner, self.run.state.epoch)
+            if miner != late:
+                self.upload(miner, self.run.state.epoch)
 
     @rule(sender=anybody, epoch=epochs)
     def upload(self, sender: Hotkey, epoch: Epoch) -> None:
@@ -261,7 +294,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 def test_any_order_of_requests() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         AnyOrder, settings=settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
     )
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from neurons import checks
+from neurons import checks, trust_checks
 from neurons.checks import Finding, Verify
 from neurons.local.evidence import CheatRow, Evidence, cheat_rows, loss_rows, miner_rows, plane_bytes
 from subnet.config import WIRE_COMPRESSION, Bottleneck
-from subnet.types import Outcome
 
 MAX_UNIGRAM_SHARE = 0.85
 MAX_MERGE_RATIO = 1.05
@@ -27,6 +26,8 @@ def _record_findings(evidence: Evidence, verify: Verify) -> Iterator[Finding]:
     yield checks.check_invariants(history)
     yield checks.check_verdicts(history, verify)
     yield checks.check_commit_roots(history)
+    yield trust_checks.check_flags(history, verify)
+    yield trust_checks.check_shard_audits(history)
     yield checks.check_posted(history)
     name = "roots on chain are the record's"
     if evidence.discovery is None:
@@ -176,11 +177,7 @@ def _honest_are_not_convicted(evidence: Evidence) -> Finding:
     accounts = evidence.history.record.accounts.epochs.values()
     honest = {hotkey: part for hotkey, part in evidence.miners.items() if not part.cheat}
     accused = sorted(
-        {
-            part.name
-            for hotkey, part in honest.items()
-            if any(account.outcomes.get(hotkey) is Outcome.FAIL for account in accounts)
-        }
+        {part.name for hotkey, part in honest.items() if any(hotkey in account.failed for account in accounts)}
     )
     detail = f"convicted: {', '.join(accused)}" if accused else f"{len(honest)} miners"
     return Finding(name="no honest miner is convicted", holds=not accused, detail=detail)

@@ -22,7 +22,15 @@ from subnet.config import (
 )
 from subnet.orchestration.accounts import EpochAccount
 from subnet.orchestration.invariants import check_weights
-from subnet.orchestration.ledger import AnyFact, Assigned, CaseClosed, Committed, Leased, VerdictRecorded
+from subnet.orchestration.ledger import (
+    AnyFact,
+    Assigned,
+    CaseClosed,
+    Committed,
+    Leased,
+    ReducerConvicted,
+    VerdictRecorded,
+)
 from subnet.training.pipeline import StageWorker
 from subnet.types import Hotkey, NumericMode, Outcome, StageIndex, Verdict
 
@@ -119,8 +127,9 @@ def verdicts_on(result: VirtualResult, hotkey: Hotkey) -> list[Verdict]:
 
 
 def convicted(result: VirtualResult) -> set[Hotkey]:
-    """Hotkeys whose audit failed and was confirmed."""
-    return {fact.hotkey for fact in facts(result) if isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL}
+    """Hotkeys whose audit failed and was confirmed, or who agreed on a false shard."""
+    closed = {fact.hotkey for fact in facts(result) if isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL}
+    return closed | {fact.hotkey for fact in facts(result) if isinstance(fact, ReducerConvicted)}
 
 
 # ---- what every run must come to, whatever happened in it (trust.md 8) ----
@@ -155,7 +164,7 @@ def check_bans(result: VirtualResult) -> None:
     """A banned hotkey holds no lease: none is given while the ban lasts."""
     banned_until: dict[Hotkey, int] = {}
     for fact in facts(result):
-        if isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL:
+        if isinstance(fact, ReducerConvicted) or (isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL):
             banned_until[fact.hotkey] = fact.banned_until
         if isinstance(fact, Leased):
             for hotkey in fact.hops:

@@ -5,22 +5,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
-import typer
 from rich.console import Console
 from rich.table import Table
 
+from neurons.discovery import read_metagraph
 from neurons.exit_codes import ExitCode
+from neurons.settings import NodeSettings
 from subnet import yuma
 from subnet.adapters.chain import BittensorChain
 from subnet.errors import InvalidConfig
 from subnet.types import Hotkey, Metagraph, Uid
-
-commands = typer.Typer(help="The chain: what weights pay, what a subnet looks like.", no_args_is_help=True)
-"""`yuma` and `show`, to be mounted where the command line wants them."""
 
 _RAO = 1e9
 _SVG_WIDTH, _SVG_HEIGHT, _SVG_MARGIN = 720, 360, 48
@@ -220,10 +217,10 @@ def weights_table(weights: Mapping[Hotkey, Mapping[Uid, int]], metagraph: Metagr
     return table
 
 
-async def _show_subnet(network: str, netuid: int, console: Console) -> None:
-    chain = BittensorChain(network, netuid)
+async def _show_subnet(node: NodeSettings, console: Console) -> None:
+    chain = BittensorChain(node.endpoint, node.netuid)
     try:
-        metagraph = await chain.metagraph()
+        metagraph = await read_metagraph(chain, node.netuid)
         knobs = await chain.hyperparameters()
         validators = [neuron.hotkey for neuron in metagraph.neurons if neuron.validator_permit]
         weights = {hotkey: await chain.weights(hotkey) for hotkey in validators}
@@ -251,26 +248,7 @@ def run_yuma(path: str, epochs: int, plot: str | None) -> int:
     return ExitCode.OK
 
 
-def run_show(network: str, netuid: int) -> int:
-    """Print a subnet; returns the exit code."""
-    asyncio.run(_show_subnet(network, netuid, Console()))
+def run_chain(node: NodeSettings) -> int:
+    """Print a subnet; returns the exit code. Raises StartupRefused: no netuid said, no such netuid, chain out of reach."""
+    asyncio.run(_show_subnet(node, Console()))
     return ExitCode.OK
-
-
-@commands.command("yuma")
-def yuma_command(
-    scenario: Annotated[str, typer.Argument(metavar="FILE", help="JSON: stake by name, weights by validator.")],
-    epochs: Annotated[int, typer.Option("--epochs", help="How many epochs.")] = 10,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Also draw pay by epoch (SVG).")] = None,
-) -> None:
-    """What these weights pay each validator and each miner."""
-    raise typer.Exit(run_yuma(scenario, epochs, plot))
-
-
-@commands.command("chain")
-def chain_command(
-    netuid: Annotated[int, typer.Option("--netuid", help="The subnet.")],
-    network: Annotated[str, typer.Option("--network", "-n", "--subtensor.network", help="Network or URL.")] = "finney",
-) -> None:
-    """A subnet now: neurons, weights and who set them when, hyperparameters."""
-    raise typer.Exit(run_show(network, netuid))

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from neurons import settings
+from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
 from neurons.look_commands import agreement, audit, explain
 from subnet.errors import StrataError
@@ -211,34 +212,22 @@ def simulate(typed: dict[str, object], config: Config = None, preset: Preset = N
     enter("simulate", typed, settings.parse_assignments(assignments or []), preset, config)
 
 
-@app.command()
-def devnet(
-    port: Annotated[int, typer.Option("--port", metavar="PORT", help="Port on 127.0.0.1; 0: a free one.")] = 9944,
-    directory: Annotated[
-        str | None, typer.Option("--dir", metavar="DIR", help="Keep the chain here; without it, in memory.")
-    ] = None,
-    block_time_s: Annotated[
-        float, typer.Option("--block-time", metavar="SECONDS", help="Seconds between blocks.")
-    ] = 12.0,
-) -> None:
-    """A development chain for the Bittensor SDK and btcli.
+app.add_typer(devnet, name="devnet")
+app.command()(yuma)
+
+
+@command("chain", _CHAIN[:3])
+def chain(typed: dict[str, object]) -> None:
+    """A subnet now: neurons, who set which weights when.
 
     \b
-    strata devnet --block-time 1
-    btcli subnets list -n ws://127.0.0.1:9944
+    strata chain --netuid 12
+    strata chain --netuid 12 -n test
+    strata chain --netuid 1 -n ws://127.0.0.1:9944
 
-    Money on it is worth nothing. //Alice has some, and owns netuid 1.
+    And its hyperparameters. Needs no key.
     """
-    from pathlib import Path
-
-    from subnet.devnet.config import DevnetConfig
-
-    enter(
-        "devnet",
-        DevnetConfig(
-            port=port, block_time_s=block_time_s, directory=Path(directory).expanduser() if directory else None
-        ),
-    )
+    enter("chain", settings.load(typed).node)
 
 
 @app.command()

@@ -20,6 +20,8 @@ ENTRIES = {
     "agreement": "neurons.agreement:run_agreement",
     "simulate": "neurons.simulate:run_simulate",
     "devnet": "neurons.devnet:run_devnet",
+    "yuma": "neurons.chain_tools:run_yuma",
+    "chain": "neurons.chain_tools:run_chain",
 }
 """Where each command goes: a function that takes checked values and returns an exit code."""
 

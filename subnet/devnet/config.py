@@ -1,8 +1,9 @@
 """What a devnet starts with. Amounts are TAO here and rao (1e-9 TAO) everywhere else in the node."""
 
+import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,44 @@ def config_from_toml(text: str, origin: str) -> DevnetConfig:
         return msgspec.convert(table, DevnetConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"{origin}: devnet: {error}") from error
+
+
+def load_config(
+    file: Path | None,
+    *,
+    num_subnets: int | None = None,
+    hyperparameters: Mapping[str, object] | None = None,
+    funded: Mapping[str, object] | None = None,
+    **settings: Any,
+) -> DevnetConfig:
+    """A file's configuration, or the default one, with what was said besides; None is not said. Raises InvalidConfig.
+
+    `num_subnets` are netuids from 1 on instead of the file's; `hyperparameters` hold for every subnet. Numbers may be text.
+    """
+    config = DevnetConfig()
+    if file is not None:
+        try:
+            config = config_from_toml(file.read_text(encoding="utf-8"), file.name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfig(f"configuration file {file} cannot be read: {error}") from error
+    subnets = config.subnets
+    if num_subnets is not None:
+        subnets = tuple(SubnetGenesis(netuid=number) for number in range(1, num_subnets + 1))
+    knobs = {name: int(_number(name, value)) for name, value in (hyperparameters or {}).items()}
+    money = {address: _number(address, tao) for address, tao in (funded or {}).items()}
+    turned = [replace(subnet, hyperparameters={**subnet.hyperparameters, **knobs}) for subnet in subnets]
+    said = {name: value for name, value in settings.items() if value is not None}
+    return replace(config, subnets=tuple(turned), prefunded={**config.prefunded, **money}, **said)
+
+
+def _number(name: str, value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidConfig(f"devnet: {name} must be a number, got {value!r}")
+    return number
 
 
 def _refuse_unknown(table: Any, record: type, where: str) -> None:

@@ -7,9 +7,10 @@ import pytest
 from bittensor.keyfiles import Keypair
 
 from neurons.chain_checks import Role, findings, read_facts
-from neurons.chain_tools import run_show
+from neurons.chain_tools import run_chain
 from neurons.devnet import ask
 from neurons.devnet import commands as devnet_commands
+from neurons.settings import NodeSettings
 from subnet.adapters.chain import BittensorChain
 from subnet.devnet.config import DevnetConfig, SubnetGenesis
 from subnet.devnet.node import Node
@@ -34,7 +35,7 @@ async def test_a_subnet_that_was_never_started_and_a_stranger_on_it() -> None:
 
 async def test_the_commands_show_a_running_node(capsys: pytest.CaptureFixture[str]) -> None:
     async with Node(DevnetConfig(port=0, block_time_s=0.05)).running() as node:
-        assert await asyncio.to_thread(run_show, node.url, 1) == 0
+        assert await asyncio.to_thread(run_chain, NodeSettings(netuid=1, network=node.url)) == 0
         shown = capsys.readouterr().out
         assert ALICE[:8] in shown and "weights_rate_limit" in shown
         await asyncio.to_thread(devnet_commands, ["status", "--url", node.url], standalone_mode=False)

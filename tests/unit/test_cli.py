@@ -14,8 +14,9 @@ import typer.main
 
 from neurons import cli, commands
 from neurons.exit_codes import ExitCode
-from neurons.settings import LocalnetOptions, NodeConfig
+from neurons.settings import LocalnetOptions, NodeConfig, NodeSettings
 from subnet.config import Bottleneck, RunConfig
+from subnet.devnet.config import DevnetConfig
 
 ROOT = Path(cli.__file__).parents[1]
 COMMANDS = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]  # a group has commands
@@ -93,6 +94,11 @@ def test_both_spellings_of_the_ecosystem_mean_the_same(role: str, received: list
         ("localnet --cheat identity", 64, "localnet.cheats in the flags must be a list, each entry text that matches"),
         ("localnet --bottleneck zip", 64, "must be one of resbm, iota, none, k0"),
         ("devnet --port 70000", 64, "devnet.port must be in"),
+        ("devnet --set tempi=4", 64, "no 'tempi'; known are"),
+        ("devnet --tempo soon", 64, "tempo must be a number, got 'soon'"),
+        ("devnet --fund me=4", 64, "devnet.prefunded: 'me' is not an SS58 address"),
+        ("devnet --config /nowhere.toml", 64, "configuration file /nowhere.toml cannot be read"),
+        ("devnet explode", 2, "No such command 'explode'"),
         ("miner --nonsense 1", 2, "No such option: --nonsense"),
         ("mine", 2, "No such command 'mine'"),
         ("init-run --netuid 1", 2, "Missing option '--url'"),
@@ -154,6 +160,21 @@ def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]
     ]
 
 
+def test_the_chains_commands_hand_on_what_was_said(
+    received: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert typed("devnet --port 0 --block-time 0.5 --subnets 2 --tempo 40 --set immunity_period=9") == 0
+    assert typed("yuma weights.json --epochs 3 --plot a.svg") == 0
+    monkeypatch.setenv("STRATA_NETUID", "7")
+    assert typed("chain -n ws://127.0.0.1:9944") == 0
+    (devnet,), yuma, (node,) = received
+    assert isinstance(devnet, DevnetConfig) and isinstance(node, NodeSettings)
+    assert (devnet.port, devnet.block_time_s, [subnet.netuid for subnet in devnet.subnets]) == (0, 0.5, [1, 2])
+    assert devnet.subnets[1].hyperparameters == {"tempo": 40, "immunity_period": 9}
+    assert yuma == ("weights.json", 3, "a.svg")
+    assert (node.netuid, node.endpoint) == (7, "ws://127.0.0.1:9944")
+
+
 def test_a_role_file_runs_as_its_command(received: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["neurons/miner.py", "--netuid", "4"])
     with pytest.raises(SystemExit):
@@ -204,7 +225,11 @@ def test_every_command_that_a_text_prints_exists() -> None:
     for where, line in found:
         name, *rest = re.split(r"\s{3,}|\s+#", line)[0].split()
         assert name in COMMANDS, f"{where}: strata {line}"
-        known = {flag for option in COMMANDS[name].params for flag in option.opts} | {"--help", "-h"}
+        command = COMMANDS[name]
+        if name == "devnet" and rest and not rest[0].startswith("-"):
+            command = command.get_command(None, rest[0])
+            assert command is not None, f"{where}: strata {line}"
+        known = {flag for option in command.params for flag in option.opts} | {"--help", "-h"}
         flags = {word.split("=")[0] for word in rest if re.match(r"--?[A-Za-z]", word)}
         assert flags <= known, f"{where}: strata {line}"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from subnet.devnet.config import ALICE, DevnetConfig, SubnetGenesis, config_from_toml
+from subnet.devnet.config import ALICE, DevnetConfig, SubnetGenesis, config_from_toml, load_config
 from subnet.errors import InvalidConfig
 
 DOCUMENT = f"""
@@ -70,3 +70,21 @@ def test_values_out_of_range_do_not_start(fields: dict[str, Any]) -> None:
         DevnetConfig(**fields)
     with pytest.raises(InvalidConfig, match="netuid must be"):
         SubnetGenesis(netuid=0)
+
+
+def test_what_is_said_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "devnet.toml"
+    file.write_text(DOCUMENT)
+    config = load_config(file, hyperparameters={"tempo": "50"}, funded={ALICE: "7"}, port=0, block_time_s=None)
+    assert [dict(subnet.hyperparameters) for subnet in config.subnets] == [
+        {"tempo": 50, "immunity_period": 99},
+        {"tempo": 50},
+    ]
+    assert (config.port, config.block_time_s, config.prefunded) == (0, 0.25, {ALICE: 7.0})
+    many = load_config(file, num_subnets=3)
+    assert [subnet.netuid for subnet in many.subnets] == [1, 2, 3]
+    assert load_config(None) == DevnetConfig()
+    with pytest.raises(InvalidConfig, match="tempo must be a number, got 'fast'"):
+        load_config(None, hyperparameters={"tempo": "fast"})
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        load_config(tmp_path / "none.toml")

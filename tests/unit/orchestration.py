@@ -25,9 +25,10 @@ from subnet.orchestration.events import (
     RootIncluded,
     ShardRecomputed,
     ShardRefereed,
+    StoreSegment,
     Ticked,
 )
-from subnet.orchestration.ledger import Entry, Fact
+from subnet.orchestration.ledger import Entry, Fact, Segment
 from subnet.orchestration.state import State
 from subnet.types import (
     NO_DIGEST,
@@ -110,6 +111,7 @@ class Run:
     effects: list[AnyEffect] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     num_requests: int = 0
 
     def feed(self, event: AnyEvent) -> list[AnyEffect]:
@@ -118,6 +120,7 @@ class Run:
         effects = machine.step(self.state, event, self.config)
         self.effects += effects
         self.deleted += [key for effect in effects if isinstance(effect, DeleteObjects) for key in effect.keys]
+        self.segments += [effect.segment for effect in effects if isinstance(effect, StoreSegment)]
         seen = {entry.seq for entry in self.entries}
         sealed = [e for effect in effects if (segment := getattr(effect, "segment", None)) for e in segment.entries]
         for entry in [*sealed, *(self.state.ledger.tail or ())]:

@@ -111,6 +111,7 @@ def _compared(history: History, on_chain: OnChain) -> list[Finding]:
         checks.check_invariants(history),
         checks.check_verdicts(history, verify),
         checks.check_commit_roots(history),
+        trust_checks.check_audit_draws(history),
         trust_checks.check_flags(history, verify),
         trust_checks.check_shard_audits(history),
         checks.check_posted(history),

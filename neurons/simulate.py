@@ -26,6 +26,7 @@ from neurons.plots import bars, curves, new_figure, save
 from neurons.settings import NodeConfig
 from neurons.tables import Setting
 from subnet.errors import InvalidConfig, StartupRefused
+from subnet.orchestration.audits import audit_probability
 from subnet.types import Record
 
 DAYS = 10.0
@@ -33,7 +34,6 @@ ROUNDS = 5
 SWEEP_ROUNDS = 2
 LIMIT = 0.5
 """Pay of an attack, over honest pay, above which it is pointed out."""
-PROBATION_PROBABILITY = 0.5
 ALIASES = {
     "gamma": "incentives.gamma_hours",
     "t_s": "incentives.sync_period_minutes",
@@ -78,7 +78,7 @@ def economy_of(config: NodeConfig, options: Options) -> Economy:
     """Honest machines, one of each attack, honest validators and one each of those who pass, fail or copy."""
     incentives, audit = config.incentives, config.run.audit
     days = max(1, round(DAYS * _MAX_MINUTES_A_DAY / incentives.sync_period_minutes))
-    on_probation = max(audit.probability, PROBATION_PROBABILITY) if audit.probation_epochs else audit.probability
+    on_probation = audit_probability(audit, epochs_credited=0 if audit.probation_epochs else 1, is_flagged=False)
     others = (ValidatorKind.PASSING, ValidatorKind.FAILING, ValidatorKind.COPIER)
     return Economy(
         miners=(

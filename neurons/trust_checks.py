@@ -1,4 +1,6 @@
-"""What the record proves about flags and about shards that were recomputed; for `strata audit` (trust.md 4, 5)."""
+"""What the record proves about draws of audits, flags, and shards that were recomputed; for `strata audit` (trust.md 1, 4, 5)."""
+
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -10,9 +12,19 @@ from subnet import wire
 from subnet.config import RunConfig
 from subnet.merging.audits import audited_shards
 from subnet.orchestration.accounts import EpochAccount
-from subnet.orchestration.ledger import EpochPublished, Flagged
+from subnet.orchestration.audits import audit_probability, is_drawn
+from subnet.orchestration.ledger import (
+    AnyFact,
+    BeaconSeen,
+    Challenged,
+    Committed,
+    Credited,
+    EpochPublished,
+    Flagged,
+    Voided,
+)
 from subnet.receipts import flag_bytes
-from subnet.types import Epoch, Hotkey, LossFlag, StageIndex
+from subnet.types import Epoch, Hotkey, LossFlag, SampleId, StageIndex
 
 FLAG_TOLERANCE = 1e-3
 """Relative difference between a flag's numbers and the same least squares on another machine."""
@@ -22,6 +34,80 @@ _REDUCERS = 2
 _ITEM_BYTES = 4
 _SETTLED_EPOCHS = 2
 """Epochs after which a drawn shard has been recomputed and its outcome sealed."""
+
+
+def check_audit_draws(history: History) -> Finding:
+    """Who was challenged in an epoch is whom its beacon draws, by probation and by the flags on record at that moment."""
+    name = "audits fell on the miners that the beacons draw"
+    created = history.record.accounts.created
+    if created is None:
+        return Finding(name=name, holds=False, detail="the record does not begin with the run's creation")
+    found = _Draws(msgspec.json.decode(created.config_json, type=RunConfig))
+    for entry in history.record.entries:
+        found.add(entry.fact)
+    for epoch, drawn in found.drawn.items():
+        challenged = found.challenged.get(epoch, {})
+        for hotkey in sorted(set(drawn) ^ set(challenged)) if challenged else ():
+            what = "drawn and not audited" if hotkey in drawn else "audited and not drawn"
+            return Finding(name=name, holds=False, detail=f"epoch {epoch}: {hotkey} was {what}")
+    count = sum(map(len, found.challenged.values()))
+    return Finding(name=name, holds=True, detail=f"{count} audits")
+
+
+@dataclass(slots=True)
+class _Draws:
+    """What decides whom a beacon draws, as it stood at each moment of the record."""
+
+    config: RunConfig
+    units: dict[tuple[Epoch, Hotkey], dict[SampleId, None]] = field(default_factory=dict)
+    epochs_credited: dict[Hotkey, int] = field(default_factory=dict)
+    flagged_until: dict[Hotkey, int] = field(default_factory=dict)
+    commits: dict[Epoch, dict[Hotkey, Committed]] = field(default_factory=dict)
+    drawn: dict[Epoch, dict[Hotkey, None]] = field(default_factory=dict)
+    challenged: dict[Epoch, dict[Hotkey, None]] = field(default_factory=dict)
+
+    def add(self, fact: AnyFact) -> None:
+        """Let the next event happen."""
+        match fact:
+            case Credited():
+                self.units.setdefault((fact.epoch, fact.hotkey), {})[fact.sample] = None
+            case Voided():
+                for sample in fact.samples:
+                    self.units.get((fact.epoch, fact.hotkey), {}).pop(sample, None)
+            case Committed():
+                self._commit(fact)
+            case Flagged():
+                until = fact.flag.epoch + self.config.audit.flag_epochs
+                self.flagged_until[fact.flag.hotkey] = max(self.flagged_until.get(fact.flag.hotkey, -1), until)
+            case BeaconSeen():
+                self.drawn[fact.epoch] = dict.fromkeys(self._drawn_by(fact))
+            case Challenged():
+                self.challenged.setdefault(fact.epoch, {})[fact.hotkey] = None
+            case _:
+                pass
+
+    def _commit(self, fact: Committed) -> None:
+        self.commits.setdefault(fact.epoch, {})[fact.hotkey] = fact
+        weight = min(fact.num_batches, len(self.units.get((fact.epoch, fact.hotkey), {})))
+        if weight >= self.config.training.min_batches:
+            self.epochs_credited[fact.hotkey] = self.epochs_credited.get(fact.hotkey, 0) + 1
+
+    def _drawn_by(self, fact: BeaconSeen) -> list[Hotkey]:
+        return [
+            hotkey
+            for hotkey, commit in sorted(self.commits.get(fact.epoch, {}).items())
+            if len(commit.checkpoints) > 1
+            and is_drawn(
+                hotkey,
+                audit_probability(
+                    self.config.audit,
+                    epochs_credited=self.epochs_credited.get(hotkey, 0),
+                    is_flagged=self.flagged_until.get(hotkey, -1) >= fact.epoch,
+                ),
+                beacon=fact.beacon,
+                epoch=fact.epoch,
+            )
+        ]
 
 
 def check_flags(history: History, verify: Verify) -> Finding:

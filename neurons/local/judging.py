@@ -26,6 +26,7 @@ def _record_findings(evidence: Evidence, verify: Verify) -> Iterator[Finding]:
     yield checks.check_invariants(history)
     yield checks.check_verdicts(history, verify)
     yield checks.check_commit_roots(history)
+    yield trust_checks.check_audit_draws(history)
     yield trust_checks.check_flags(history, verify)
     yield trust_checks.check_shard_audits(history)
     yield checks.check_posted(history)

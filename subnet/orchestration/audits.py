@@ -9,6 +9,7 @@ from bisect import bisect_right
 import msgspec
 
 from subnet import draws, wire
+from subnet.config import AuditConfig
 from subnet.errors import Refused
 from subnet.orchestration.events import Wake
 from subnet.orchestration.ledger import (
@@ -82,12 +83,26 @@ def _drawn_segment(turn: Turn, hotkey: Hotkey, commit: wire.CommitEpoch) -> int:
 
 
 def _is_drawn(turn: Turn, member: Member) -> bool:
-    audit, current = turn.config.audit, turn.state.current
-    if member.flagged_until >= current.epoch:
-        return True
-    is_on_probation = member.epochs_credited <= audit.probation_epochs
-    probability = max(audit.probability, PROBATION_PROBABILITY) if is_on_probation else audit.probability
-    return draws.uniform(current.next_beacon, "audit", current.epoch, member.hotkey) < probability
+    current = turn.state.current
+    probability = audit_probability(
+        turn.config.audit,
+        epochs_credited=member.epochs_credited,
+        is_flagged=member.flagged_until >= current.epoch,
+    )
+    return is_drawn(member.hotkey, probability, beacon=current.next_beacon, epoch=current.epoch)
+
+
+def audit_probability(audit: AuditConfig, *, epochs_credited: int, is_flagged: bool) -> float:
+    """Chance that a miner is audited: certain when it is flagged, higher on probation (trust.md 3, 4)."""
+    if is_flagged:
+        return 1.0
+    is_on_probation = epochs_credited <= audit.probation_epochs
+    return max(audit.probability, PROBATION_PROBABILITY) if is_on_probation else audit.probability
+
+
+def is_drawn(hotkey: Hotkey, probability: float, *, beacon: str, epoch: Epoch) -> bool:
+    """Whether the beacon draws a miner for audit; anyone can repeat it."""
+    return draws.uniform(beacon, "audit", epoch, hotkey) < probability
 
 
 def _next_validator(turn: Turn, hotkey: Hotkey, beacon: str, *, asked: list[Hotkey]) -> Hotkey | None:

@@ -1,7 +1,7 @@
 """Cheats that no drawn replay has to meet first: their losses stand out, or their agreeing copies are recomputed."""
 
 from neurons.checks import History
-from neurons.trust_checks import check_flags, check_shard_audits
+from neurons.trust_checks import check_audit_draws, check_flags, check_shard_audits
 from subnet.adapters.auth import KeypairSigner
 from subnet.orchestration.ledger import CaseClosed, Challenged, Flagged, ReducerConvicted, ShardAudited, UploadCopied
 from subnet.types import Outcome
@@ -22,7 +22,7 @@ def check_outsider(trial: Trial) -> None:
     """Whoever reads the record comes to the same flags and the same drawn shards."""
     history = History(owner=trial.result.hotkeys["orchestrator"], record=trial.result.record)
     verify = KeypairSigner.from_uri("//reader").verify
-    for finding in (check_flags(history, verify), check_shard_audits(history)):
+    for finding in (check_audit_draws(history), check_flags(history, verify), check_shard_audits(history)):
         assert finding.holds, finding
 
 

@@ -97,13 +97,13 @@ class Book:
         return record
 
 
-def commitment(epoch: int, hotkey: Hotkey, *, num_batches: int = 2) -> Committed:
+def commitment(epoch: int, hotkey: Hotkey, *, num_batches: int = 2, num_checkpoints: int = 2) -> Committed:
     return Committed(
         epoch=Epoch(epoch),
         hotkey=hotkey,
         num_receipts=4,
         head=NO_DIGEST,
-        checkpoints=(checkpoint(0), checkpoint(1)),
+        checkpoints=tuple(checkpoint(number) for number in range(num_checkpoints)),
         num_batches=num_batches,
         upload_digest=digest(hotkey.encode()),
     )

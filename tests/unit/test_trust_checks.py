@@ -8,12 +8,15 @@ import pytest
 
 from neurons.checks import History, read_history
 from neurons.flagging import find_flags
-from neurons.trust_checks import check_flags, check_shard_audits
+from neurons.trust_checks import check_audit_draws, check_flags, check_shard_audits
 from subnet import wire
+from subnet.draws import uniform
 from subnet.merging.audits import audited_shards
+from subnet.orchestration.audits import PROBATION_PROBABILITY
 from subnet.orchestration.ledger import (
     AnyFact,
     BeaconSeen,
+    Challenged,
     EpochPublished,
     Flagged,
     Leased,
@@ -21,10 +24,11 @@ from subnet.orchestration.ledger import (
     ReducerConvicted,
     ShardAudited,
     ShardMerged,
+    Voided,
 )
 from subnet.types import Epoch, Hotkey, LossFlag, SampleId, StageIndex
 from tests.unit.recorded import CONFIG as RUN
-from tests.unit.recorded import A, B, Book, C, V, altered, ref
+from tests.unit.recorded import A, B, Book, C, D, V, altered, commitment, ref
 
 STAGES = tuple(tuple(Hotkey(f"{stage}{name}") for name in "abcd") for stage in "xyz")
 HARMFUL = STAGES[0][1]
@@ -66,6 +70,19 @@ def true_flag() -> LossFlag:
 RUN_CLASP = Book().incentives.clasp
 
 
+FLAG = LossFlag(
+    run_id="r",
+    epoch=Epoch(-1),
+    hotkey=A,
+    stage=StageIndex(0),
+    validator=V,
+    effect=0.1,
+    standard_error=0.01,
+    z=9.0,
+    num_samples=40,
+)
+
+
 def signed(hotkey: Hotkey, message: bytes, signature: str) -> bool:
     return signature == "s"
 
@@ -93,6 +110,56 @@ def test_a_false_flag_names_its_validator(change: Callable[[LossFlag], LossFlag]
     finding = check_flags(history(book), signed)
     assert finding.holds is False
     assert text in finding.detail and f"{V}'s flag on" in finding.detail
+
+
+# ---- audits ----
+
+
+def audits_of(*challenged: Hotkey, probability: float = 0.0, extra: tuple[AnyFact, ...] = ()) -> History:
+    """An epoch in which A and B commit with two units each and C with none, then its beacon and who was challenged."""
+    config = altered(RUN, "audit", probability=probability, probation_epochs=0)
+    book = Book(config=config).start(0)
+    for sample, hops in enumerate([(A, C), (A, C), (B, C), (B, C)]):
+        book.sample(0, sample, *hops)
+    book.say(Voided(epoch=Epoch(0), hotkey=C, samples=tuple(SampleId(sample) for sample in range(4))), *extra)
+    book.say(*(commitment(0, hotkey) for hotkey in (A, B, C)), commitment(0, D, num_batches=0, num_checkpoints=1))
+    book.say(BeaconSeen(epoch=Epoch(0), at_block=1, beacon=BEACON))
+    book.say(
+        *(Challenged(epoch=Epoch(0), hotkey=hotkey, stage=StageIndex(0), segment=0, auditor=V) for hotkey in challenged)
+    )
+    return history(book)
+
+
+BEACON = next(
+    text
+    for text in map(str, range(1000))
+    if uniform(text, "audit", 0, C)
+    < PROBATION_PROBABILITY
+    < min(uniform(text, "audit", 0, hotkey) for hotkey in (A, B))
+)
+"""Draws a miner on probation, which C still is without credited work, and none of the others."""
+
+
+def test_audits_fall_where_the_beacon_draws_them() -> None:
+    finding = check_audit_draws(audits_of(C))
+    assert (finding.holds, finding.detail) == (True, "1 audits")
+    assert check_audit_draws(audits_of(A, B, C, probability=1.0)).holds
+    assert check_audit_draws(audits_of()).holds, "without a validator nobody is audited"
+
+
+def test_a_flag_on_record_makes_the_draw_certain() -> None:
+    flag = msgspec.structs.replace(FLAG, hotkey=A)
+    older = msgspec.structs.replace(flag, epoch=Epoch(-20))
+    assert check_audit_draws(audits_of(A, C, extra=(Flagged(flag=flag), Flagged(flag=older)))).holds
+    spared = check_audit_draws(audits_of(C, extra=(Flagged(flag=flag),)))
+    assert spared.detail == f"epoch 0: {A} was drawn and not audited"
+
+
+def test_a_favour_and_a_persecution_are_named() -> None:
+    assert check_audit_draws(audits_of(A, C)).detail == f"epoch 0: {A} was audited and not drawn"
+    favoured = check_audit_draws(audits_of(A, B, probability=1.0))
+    assert favoured.detail == f"epoch 0: {C} was drawn and not audited"
+    assert check_audit_draws(History(owner=V)).holds is False
 
 
 # ---- shards ----

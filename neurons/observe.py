@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from neurons.settings import NodeConfig
+from subnet.adapters.chain import BittensorChain
 from subnet.adapters.http_server import mount_status
 from subnet.adapters.listener import Listener
 from subnet.adapters.metrics import Measure, ReadMeasures, renderer
@@ -115,3 +116,23 @@ def validator_measures(validator: "Validator") -> Iterator[Measure]:
         )
     yield Measure(name="strata_segments_scored", text="Ledger segments scored.", value=validator.num_scored)
     yield Measure(name="strata_open_audits", text="Challenges to judge.", value=validator.num_open_audits)
+
+
+def weights_health(chain: BittensorChain) -> dict[str, object]:
+    """Whether a validator's weights are on chain; if not, why and what to do."""
+    alert = chain.weights_alert
+    found: dict[str, object] = {"weights_at_block": chain.last_weights_block}
+    return found if alert is None else found | {"weights_alert": f"{alert.reason}; {alert.remedy}"}
+
+
+def weights_measures(chain: BittensorChain) -> Iterator[Measure]:
+    """What became of a validator's weights."""
+    alert = chain.weights_alert
+    labels = {"code": "" if alert is None else alert.code}
+    text = "1 while weights cannot be set, with the reason's name."
+    yield Measure(name="strata_weights_alert", text=text, value=float(alert is not None), labels=labels)
+    yield Measure(
+        name="strata_weights_failed", text="Attempts that failed.", value=chain.num_weights_failed, is_total=True
+    )
+    if chain.last_weights_block is not None:
+        yield Measure(name="strata_weights_block", text="Block of the newest weights.", value=chain.last_weights_block)

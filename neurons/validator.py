@@ -1,11 +1,13 @@
 """`strata validator`: a validator as a process. The role itself is roles/validator.py."""
 
+import itertools
 import logging
 
 import torch
 
 from neurons.lifecycle import Stop, run_role, until_stopped
-from neurons.observe import observed, validator_measures
+from neurons.observe import observed, validator_measures, weights_health, weights_measures
+from neurons.roles.noise import own_noise
 from neurons.roles.validator import Validator, ValidatorPorts
 from neurons.settings import NodeConfig
 from neurons.wiring import joined_node
@@ -29,11 +31,13 @@ async def run_validator(config: NodeConfig, stop: Stop) -> None:
             compute=node.compute,
             clock=node.clock,
         )
-        validator = Validator(
-            config=node.run, discovery=node.discovery, owner=node.owner, mode=config.node.mode, ports=ports
-        )
+        noise = await own_noise(node.run, config.node.mode, disk=node.disk, corpus=node.corpus, compute=node.compute)
+        validator = Validator(config=node.run, discovery=node.discovery, owner=node.owner, noise=noise, ports=ports)
         async with observed(
-            config, role="validator", health=validator.health, measures=lambda: validator_measures(validator)
+            config,
+            role="validator",
+            health=lambda: {**validator.health(), **weights_health(node.chain)},
+            measures=lambda: itertools.chain(validator_measures(validator), weights_measures(node.chain)),
         ):
             await until_stopped(stop, validator.run())
         if validator.num_open_audits:

@@ -12,6 +12,7 @@ from bittensor.intents import ServeAxon, SetWeights
 
 from subnet.adapters.chain_session import ChainLimits, ChainSession
 from subnet.adapters.commitment_fields import from_fields, to_fields
+from subnet.adapters.weights_alert import WeightsAlert, WeightsAlerts
 from subnet.adapters.weights_conform import ConformedWeights, WeightRules, conform
 from subnet.adapters.weights_memory import WeightsMemory
 from subnet.errors import NotFound, Refused, TransientFailure
@@ -48,7 +49,10 @@ class BittensorChain:
         self._wallet: Any = wallet
         self._version_key = version_key
         self._cached: tuple[float, Metagraph] | None = None
+        self._alerts: WeightsAlerts | None = None
         self.last_conformed: ConformedWeights | None = None
+        self.last_weights_block: int | None = None
+        self.num_weights_failed = 0
 
     async def close(self) -> None:
         """Close the connection."""
@@ -125,6 +129,23 @@ class BittensorChain:
         self, weights: Mapping[Hotkey, float], *, registered_at: Mapping[Hotkey, int] | None
     ) -> int:
         """As `set_weights`, for scores that belong to given registrations: a key registered anew inherits none."""
+        alerts = self._alerts_of(self._hotkey())
+        try:
+            block = await self._set_weights(weights, registered_at)
+        except (Refused, TransientFailure, NotFound) as error:
+            self.num_weights_failed += 1
+            alerts.put(error)
+            raise
+        alerts.clear()
+        self.last_weights_block = block
+        return block
+
+    @property
+    def weights_alert(self) -> WeightsAlert | None:
+        """Why this key's weights are not set, None while nothing is wrong."""
+        return None if self._wallet is None else self._alerts_of(self._hotkey()).current
+
+    async def _set_weights(self, weights: Mapping[Hotkey, float], registered_at: Mapping[Hotkey, int] | None) -> int:
         hotkey = self._hotkey()
         await self._wait_for_window(hotkey)
         metagraph = await self.fresh_metagraph()
@@ -133,6 +154,7 @@ class BittensorChain:
         if conformed.rounded_to_zero:
             num_zeros = len(conformed.rounded_to_zero)
             log.warning("weights round to zero", extra={"num_hotkeys": num_zeros, "hotkeys": conformed.rounded_to_zero})
+        await self._require_right(metagraph, hotkey, conformed.values)
         before = await self._last_update(hotkey)
         if await self._is_set_already(hotkey, conformed.values, before):
             return before
@@ -239,14 +261,31 @@ class BittensorChain:
             registered_at=registered_at,
         )
 
+    async def _require_right(self, metagraph: Metagraph, hotkey: Hotkey, values: Mapping[Uid, int]) -> None:
+        """Refuse what the chain would, before a fee is paid; sealed weights it would take now and drop at the reveal."""
+        neuron = metagraph.by_hotkey().get(hotkey)
+        if neuron is None:
+            raise self._not_registered(hotkey)
+        item: Any = _STORAGE.StakeThreshold
+        threshold = int(await self.session.read("stake threshold", lambda client: client.query(item)))
+        if neuron.stake * 1e9 < threshold - 1:
+            reason = f"weights need {threshold / 1e9:.9g} staked on the hotkey, there are {neuron.stake:.9g}"
+            raise Refused("NotEnoughStakeToSetWeights", reason)
+        is_exempt = hotkey == metagraph.owner_hotkey or list(values) == [neuron.uid]
+        if not (neuron.validator_permit or is_exempt):
+            raise Refused("NeuronNoValidatorPermit", f"{hotkey} has no validator permit on netuid {self.netuid}")
+
     async def _last_update(self, hotkey: Hotkey) -> int:
         """Block at which a validator last set or committed weights; registration counts as one."""
         uid = await self._query(_STORAGE.Uids, hotkey)
         updates = await self._query(_STORAGE.LastUpdate)
         if uid is None:
-            reason = f"{hotkey} is not registered on netuid {self.netuid}; register it with btcli subnets register"
-            raise Refused("not_registered", reason)
+            raise self._not_registered(hotkey)
         return int(updates[uid])
+
+    def _not_registered(self, hotkey: Hotkey) -> Refused:
+        reason = f"{hotkey} is not registered on netuid {self.netuid}; register it with btcli subnets register"
+        return Refused("not_registered", reason)
 
     async def _wait_for_window(self, hotkey: Hotkey) -> None:
         """Wait until the rate limit has passed and no epoch is about to run."""
@@ -266,6 +305,11 @@ class BittensorChain:
         if await self._query(_STORAGE.CommitRevealWeightsEnabled):
             return self._memory(hotkey).remembers(values, at_block=last_update)
         return await self.weights(hotkey) == values
+
+    def _alerts_of(self, hotkey: Hotkey) -> WeightsAlerts:
+        if self._alerts is None:
+            self._alerts = WeightsAlerts(self.session.lock_directory, hotkey, self.netuid)
+        return self._alerts
 
     def _memory(self, hotkey: Hotkey) -> WeightsMemory:
         return WeightsMemory(self.session.lock_directory, hotkey, self.netuid)

@@ -230,6 +230,27 @@ def chain(typed: dict[str, object]) -> None:
     enter("chain", settings.load(typed).node)
 
 
+@command("doctor", _CHAIN + _MACHINE[:5] + _COMPUTE)
+def doctor(
+    typed: dict[str, object],
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="miner, validator or owner.")] = "miner",
+    config: Config = None,
+    preset: Preset = None,
+    assignments: Set = None,
+) -> None:
+    """What stands in the way of a role, and what to do.
+
+    \b
+    strata doctor --role miner --netuid 12 -w w -H h --external-host 203.0.113.7
+    strata doctor --role validator --netuid 12 -w w -H h
+    strata doctor --role owner --netuid 12 -w owner -H owner
+    strata doctor                                       before there is a wallet: what this machine can do
+
+    Spends nothing and asks for no password. Exit code 1: something has to be done first.
+    """
+    enter("doctor", _node(typed, config, preset, assignments), role)
+
+
 @app.command()
 def version() -> None:
     """Versions; what a report of a fault starts with."""

@@ -22,6 +22,7 @@ ENTRIES = {
     "devnet": "neurons.devnet:run_devnet",
     "yuma": "neurons.chain_tools:run_yuma",
     "chain": "neurons.chain_tools:run_chain",
+    "doctor": "neurons.doctor:run_doctor",
 }
 """Where each command goes: a function that takes checked values and returns an exit code."""
 
@@ -59,7 +60,8 @@ app = typer.Typer(
     help="Train one language model on many machines that do not trust each other, and pay each for work that can be proven.\n\n"
     "\b\nFirst five minutes:    strata localnet\n"
     "To mine:               strata miner --netuid N --wallet.name W --wallet.hotkey H\n"
-    "To check all pay:      strata audit DIR\n\n"
+    "To check all pay:      strata audit DIR\n"
+    "When something fails:  strata doctor --role miner --netuid N -w W -H H\n\n"
     "Every command explains itself: strata COMMAND --help",
 )
 

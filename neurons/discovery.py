@@ -120,21 +120,30 @@ def reasons_to_earn_nothing(metagraph: Metagraph, *, is_started: bool | None = N
 
     `is_started`: whether the owner's start call was made, None when that is not known.
     """
-    reasons: list[str] = []
+    return list(obstacles_to_pay(metagraph, is_started=is_started).values())
+
+
+def obstacles_to_pay(metagraph: Metagraph, *, is_started: bool | None = None) -> dict[str, str]:
+    """The same by the case's name."""
+    reasons: dict[str, str] = {}
     netuid, tempo = metagraph.netuid, metagraph.tempo
     if is_started is False:
-        reasons.append(
+        reasons["not_started"] = (
             f"you will earn 0 because netuid {netuid} was never started; its owner types: btcli tx start-call --netuid {netuid}"
         )
     validators = [neuron for neuron in metagraph.neurons if neuron.validator_permit]
     oldest = metagraph.at_block - _WEIGHTS_FRESH_TEMPOS * tempo
     if not validators:
-        reasons.append("you will earn 0 because no validator has a permit: none has enough stake on this subnet")
+        reasons["no_validator"] = (
+            "you will earn 0 because no validator has a permit: none has enough stake on this subnet"
+        )
     elif all(neuron.last_update_block < oldest for neuron in validators):
-        reasons.append(
+        reasons["no_weights"] = (
             f"you will earn 0 because no validator has set weights for {_WEIGHTS_FRESH_TEMPOS * tempo} blocks"
         )
     burned = sum(neuron.incentive for neuron in metagraph.neurons if neuron.hotkey == metagraph.owner_hotkey)
     if burned >= _BURNS_ALL:
-        reasons.append("you will earn 0 because validators give all weight to the owner's hotkey, which burns it")
+        reasons["burns_all"] = (
+            "you will earn 0 because validators give all weight to the owner's hotkey, which burns it"
+        )
     return reasons

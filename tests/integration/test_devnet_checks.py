@@ -6,10 +6,11 @@ import time
 import pytest
 from bittensor.keyfiles import Keypair
 
-from neurons.chain_checks import Role, findings, read_facts
+from neurons.chain_checks import findings, read_facts
 from neurons.chain_tools import run_chain
 from neurons.devnet import ask
 from neurons.devnet import commands as devnet_commands
+from neurons.findings import Role
 from neurons.settings import NodeSettings
 from subnet.adapters.chain import BittensorChain
 from subnet.devnet.config import DevnetConfig, SubnetGenesis
@@ -26,7 +27,7 @@ async def test_a_subnet_that_was_never_started_and_a_stranger_on_it() -> None:
         chain = BittensorChain(node.url, 1)
         facts = await read_facts(chain, Hotkey(STRANGER), coldkey=STRANGER, now_s=time.time())
         codes = [finding.code for finding in findings(facts, Role.MINER, version_key=1)]
-        assert {"earns_nothing", "no_run", "not_registered", "balance", "immunity_short", "clock"} <= set(codes)
+        assert {"not_started", "no_run", "not_registered", "balance", "immunity_short", "clock"} <= set(codes)
         late = await read_facts(chain, Hotkey(ALICE), coldkey=ALICE, now_s=time.time() - 60)
         assert "clock_skew" in [finding.code for finding in findings(late, Role.OWNER, version_key=1)]
         assert "knobs_frozen" in [finding.code for finding in findings(late, Role.OWNER, version_key=1)]

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from neurons.chain_checks import ChainFacts, Level, Role, findings
+from neurons.chain_checks import ChainFacts, findings
+from neurons.findings import Level, Role
 from subnet.types import Hotkey, Metagraph, Neuron, Uid
 
 ME, VALIDATOR, OWNER = Hotkey("me"), Hotkey("validator"), Hotkey("owner")
@@ -83,7 +84,7 @@ def test_a_healthy_miner_hears_of_no_problem() -> None:
     [
         ({"hotkey": Hotkey("new")}, Role.MINER, "not_registered", "costs 0.5 TAO"),
         ({"hotkey": Hotkey("new"), "balance": 0.4}, Role.MINER, "balance", "has 0.4 TAO"),
-        ({"is_started": False}, Role.MINER, "earns_nothing", "never started"),
+        ({"is_started": False}, Role.MINER, "not_started", "never started"),
         ({"has_run": False}, Role.MINER, "no_run", "announced no Strata run"),
         ({"immunity_period": 250}, Role.MINER, "immunity_short", "after about 300 blocks"),
         ({"skew_s": -30.0}, Role.MINER, "clock_skew", "30 s behind"),
@@ -91,7 +92,9 @@ def test_a_healthy_miner_hears_of_no_problem() -> None:
         ({"hotkey": ME}, Role.VALIDATOR, "no_permit", "the last permit has 900"),
         ({"hotkey": VALIDATOR, "stake_threshold": 1_000.0}, Role.VALIDATOR, "permit_without_stake", "need 1000"),
         ({"hotkey": VALIDATOR, "weights_version": 2}, Role.VALIDATOR, "version_key", "this build is 1"),
-        ({"blocks_to_epoch": 4}, Role.OWNER, "knobs_frozen", "4 blocks to the epoch"),
+        ({"hotkey": OWNER, "blocks_to_epoch": 4}, Role.OWNER, "knobs_frozen", "4 blocks to the epoch"),
+        ({"hotkey": OWNER, "immunity_period": 250}, Role.OWNER, "immunity_short", "ends after 250"),
+        ({"hotkey": ME}, Role.OWNER, "not_owner", "belongs to hotkey owner, this is me"),
     ],
 )
 def test_each_case_is_told_apart(changed: dict[str, Any], role: Role, code: str, words: str) -> None:
@@ -102,7 +105,12 @@ def test_each_case_is_told_apart(changed: dict[str, Any], role: Role, code: str,
 
 def test_a_subnet_that_burns_everything_is_named() -> None:
     burning = with_neuron(with_neuron(facts(), ME, incentive=0.0), OWNER, incentive=1.0)
-    assert "burns" in problems(burning, Role.MINER)["earns_nothing"]
+    assert "burns" in problems(burning, Role.MINER)["burns_all"]
+
+
+def test_before_there_is_a_hotkey_the_price_is_told() -> None:
+    found = {finding.code: finding.text for finding in findings(facts(hotkey=None), Role.MINER, version_key=1)}
+    assert "costs 0.5 TAO now" in found["price"] and "not_registered" not in found
 
 
 def test_commit_reveal_delays_the_first_pay() -> None:

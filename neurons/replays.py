@@ -28,17 +28,17 @@ _NUM_PRESENTED = 3
 
 def answered_challenges(record: Record) -> list[tuple[wire.Challenge, Outcome]]:
     """Every challenge that was answered and closed with a pass or a fail, as its validator got it, in order of the record."""
-    challenged: dict[tuple[Epoch, Hotkey], Challenged] = {}
-    answers: dict[tuple[Epoch, Hotkey], Answered] = {}
-    outcomes: dict[tuple[Epoch, Hotkey], Outcome] = {}
+    challenged: dict[tuple[Epoch, Hotkey, int], Challenged] = {}
+    answers: dict[tuple[Epoch, Hotkey, int], Answered] = {}
+    outcomes: dict[tuple[Epoch, Hotkey, int], Outcome] = {}
     for fact in (entry.fact for entry in record.entries):
         match fact:
             case Challenged():
-                challenged[fact.epoch, fact.hotkey] = fact
+                challenged[fact.epoch, fact.hotkey, fact.segment] = fact
             case Answered():
-                answers[fact.epoch, fact.hotkey] = fact
+                answers[fact.epoch, fact.hotkey, fact.segment] = fact
             case CaseClosed():
-                outcomes[fact.epoch, fact.hotkey] = Outcome(fact.outcome)
+                outcomes[fact.epoch, fact.hotkey, fact.segment] = Outcome(fact.outcome)
             case _:
                 pass
     return [
@@ -59,6 +59,8 @@ def _challenge(accounts: Accounts, drawn: Challenged, answer: Answered) -> wire.
         start_checkpoint=commit.checkpoints[drawn.segment],
         end_checkpoint=commit.checkpoints[drawn.segment + 1],
         deadline_s=0.0,
+        mode=drawn.mode,
+        max_rel_d=drawn.max_rel_d,
         start=answer.start,
         end=answer.end,
         evidence=answer.evidence,

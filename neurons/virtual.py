@@ -31,7 +31,7 @@ from subnet.sim.compute import SimCompute
 from subnet.sim.loop import VirtualClock, run
 from subnet.sim.network import Network, NetworkConfig, SimControl, SimPeers, SimPublic
 from subnet.training.pipeline import StageWorker
-from subnet.types import Digest, Endpoint, Hotkey, NumericMode, Phase, Uid
+from subnet.types import Digest, Endpoint, Hotkey, Noise, NumericMode, Phase, Uid
 
 ORCHESTRATOR = "orchestrator"
 POLL_S = 1.0
@@ -40,6 +40,17 @@ WATCH_S = 0.02
 BLOCK_S = 1.0
 CHAIN_TEMPO = 20
 VALIDATOR_STAKE = 1000.0
+SILENT = Noise(
+    mode=NumericMode.FP32,
+    machine="simulated",
+    rel_d=0.0,
+    rel_d_token=0.0,
+    rel_d_backward=0.0,
+    rel_d_backward_token=0.0,
+    rel_dw=0.0,
+    loss_error=0.0,
+)
+"""Everybody computes on this machine in this mode: a replay of honest work is equal to the bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,8 @@ class VirtualPlan:
     """Dishonest dealings, by miner: the role's own code over ports that lie."""
     validator_ports: dict[str, Callable[[ValidatorPorts], ValidatorPorts]] = field(default_factory=dict)
     """The same, by validator."""
+    noise: dict[str, Noise] = field(default_factory=dict)
+    """What validators measured of their machines; SILENT when one is not named."""
     limit_s: float = 4 * 3600.0
     """Virtual time after which the run must have finished."""
 
@@ -322,7 +335,7 @@ class VirtualSubnet:
             config=self._config,
             discovery=self._discovery(),
             owner=self._owner,
-            mode=NumericMode.FP32,
+            noise=self.plan.noise.get(name, SILENT),
             ports=ports,
         )
         await validator.run()

@@ -143,8 +143,30 @@ class Measures(Record, frozen=True):
     norm_ratio: float
 
 
+class Noise(Record, frozen=True):
+    """How far honest work, made in the other modes that a run allows, lies from its replay on one machine (trust.md 2).
+
+    `mode` is what the machine replays in, `machine` the software and instruction set that it computes with. The figures are
+    99.9th percentiles over a reference set.
+    """
+
+    mode: NumericMode
+    machine: str
+    rel_d: float
+    rel_d_token: float
+    rel_d_backward: float
+    rel_d_backward_token: float
+    rel_dw: float
+    loss_error: float
+
+    @property
+    def distance(self) -> float:
+        """What the limit on distances must lie well above."""
+        return max(self.rel_d, self.rel_d_backward)
+
+
 class Verdict(Record, frozen=True):
-    """A validator's signed finding about one segment of one miner's epoch."""
+    """A validator's signed finding about one segment of one miner's epoch; `mode` is what it replayed in."""
 
     run_id: str
     epoch: Epoch
@@ -155,6 +177,7 @@ class Verdict(Record, frozen=True):
     reason: str
     measures: Measures | None = None
     published_rule_passes: bool | None = None
+    mode: NumericMode | None = None
     signature: str = ""
 
 

@@ -20,6 +20,7 @@ from subnet.types import (
     Hotkey,
     Lease,
     LossFlag,
+    Noise,
     NumericMode,
     Phase,
     Receipt,
@@ -163,6 +164,12 @@ class PostVerdict(Message, frozen=True):
     verdict: Verdict
 
 
+class PostNoise(Message, frozen=True):
+    """How far honest work lies from its replay on a validator's machine, as it measured at its start. Answer: Done."""
+
+    noise: Noise
+
+
 class PostFlags(Message, frozen=True):
     """Miners whose samples lose more than chance explains; it only raises the odds of their audits. Answer: Done."""
 
@@ -232,7 +239,7 @@ Request = (
     Join | Enlist | Resume | Ready | Leave
     | LeaseSamples | Reroute | PostReceipts
     | CommitEpoch | UploadDone | ReportReduced | ReportOuter | SnapshotDone
-    | AnswerChallenge | PostVerdict | PostFlags | PostEvaluation | PostScores
+    | AnswerChallenge | PostNoise | PostVerdict | PostFlags | PostEvaluation | PostScores
     | Poll | RequestUpload | RequestDownload | GetMergePlan
 )  # fmt: skip
 READS = (Poll, RequestUpload, RequestDownload, GetMergePlan)
@@ -328,6 +335,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `start` and `end` are the checkpoints the segment lies between, `evidence` its records; None until answered. `anchor` is
     the snapshot that the epoch began from; `upload_digest` is the committed upload's when the segment is the epoch's last.
+    `mode` is how the miner says it computes; `max_rel_d` is the network's limit on distances, None for the run's own.
     """
 
     epoch: Epoch
@@ -337,6 +345,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     start_checkpoint: Checkpoint
     end_checkpoint: Checkpoint
     deadline_s: float
+    mode: NumericMode | None = None
+    max_rel_d: float | None = None
     anchor: BlobRef | None = None
     upload_digest: Digest = NO_DIGEST
     start: BlobRef | None = None

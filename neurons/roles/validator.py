@@ -22,7 +22,7 @@ from subnet.orchestration.invariants import check_record
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.outer import decode_snapshot
-from subnet.types import BlobRef, Epoch, Hotkey, LossFlag, Measures, NumericMode, Outcome, StageIndex, Verdict
+from subnet.types import BlobRef, Epoch, Hotkey, LossFlag, Measures, Noise, Outcome, StageIndex, Verdict
 from subnet.validation.ends import lies_at_an_end
 from subnet.validation.judging import Presented, judge_segment
 from subnet.validation.verdict import published_rule
@@ -58,7 +58,7 @@ class _Signed:
 
 
 class Validator:
-    """One hotkey with a permit. `mode` is how it computes when it replays."""
+    """One hotkey with a permit. `noise` is what its machine measured, in the mode in which it replays."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Validator:
         config: RunConfig,
         discovery: wire.Discovery,
         owner: Hotkey,
-        mode: NumericMode,
+        noise: Noise,
         ports: ValidatorPorts,
     ) -> None:
         self.directive: wire.Directive | None = None
@@ -74,7 +74,7 @@ class Validator:
         self._config = config
         self._run_id = discovery.r
         self._owner = owner
-        self._mode = mode
+        self._noise = noise
         self._ports = ports
         self._changed = asyncio.Event()
         self._signed = _Signed()
@@ -113,8 +113,19 @@ class Validator:
                 log.warning("not admitted yet", extra={"reason": str(error)})
                 await self._ports.clock.sleep(4 * RETRY_S)
 
+    async def _publish_noise(self) -> None:
+        """Say how far honest work lies from a replay here; the network's limit on distances follows from what all say."""
+        while True:
+            try:
+                await self._ports.control.call(wire.PostNoise(noise=self._noise))
+                return
+            except TransientFailure as error:
+                log.warning("noise not published yet", extra={"reason": str(error)})
+                await self._ports.clock.sleep(RETRY_S)
+
     async def _follow(self) -> None:
         await self._enlist()
+        await self._publish_noise()
         while True:
             known = self.directive.version if self.directive else 0
             try:
@@ -173,6 +184,7 @@ class Validator:
             reason=reason,
             measures=measures,
             published_rule_passes=published_rule(measures) if measures else None,
+            mode=self._noise.mode,
         )
         signature = self._ports.signer.sign(receipts.verdict_bytes(verdict))
         signed = msgspec.structs.replace(verdict, signature=signature)
@@ -200,7 +212,7 @@ class Validator:
             return Outcome.FAIL, str(error), None
         presented = Presented(start=parts[0], end=parts[1], evidence=parts[2], anchor=anchor)
         return await self._ports.compute.run(
-            lambda: judge_segment(self._config, challenge, presented, self._ports.corpus, self._mode)
+            lambda: judge_segment(self._config, challenge, presented, self._ports.corpus, self._noise.mode)
         )
 
     async def _anchor(self, challenge: wire.Challenge) -> bytes | None:

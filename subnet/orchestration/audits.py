@@ -1,7 +1,8 @@
 """Drawing audits, and what the verdicts of an audit come to (trust.md 1.4 to 1.6, 3).
 
 A case is a segment under audit. Its auditor is drawn from the beacon; a fail needs a second validator's fail to convict, a
-split is decided by a third, and validators that do not answer are replaced until none is left.
+split is decided by a third, and validators that do not answer are replaced until none is left. With `audit.mode = "full"`
+the segments of a drawn miner's epoch are audited one after the other.
 """
 
 from bisect import bisect_right
@@ -9,8 +10,9 @@ from bisect import bisect_right
 import msgspec
 
 from subnet import draws, wire
-from subnet.config import AuditConfig
+from subnet.config import AuditConfig, AuditMode
 from subnet.errors import Refused
+from subnet.orchestration import calibration
 from subnet.orchestration.events import Wake
 from subnet.orchestration.ledger import (
     Absent,
@@ -39,26 +41,53 @@ def draw_audits(turn: Turn) -> None:
         num_segments = len(commit.checkpoints) - 1
         if num_segments < 1 or not _is_drawn(turn, member):
             continue
-        segment = _drawn_segment(turn, hotkey, commit)
         auditor = _next_validator(turn, hotkey, current.next_beacon, asked=[])
         if auditor is None:
             continue
-        challenge = wire.Challenge(
-            epoch=current.epoch,
-            hotkey=hotkey,
-            stage=member.stage,
-            segment=segment,
-            start_checkpoint=commit.checkpoints[segment],
-            end_checkpoint=commit.checkpoints[segment + 1],
-            deadline_s=turn.now_s + turn.config.deadlines.challenge_s,
-            anchor=turn.state.snapshots[member.stage],
-            upload_digest=commit.upload_digest if segment == num_segments - 1 else NO_DIGEST,
-        )
-        turn.state.cases[current.epoch, hotkey] = Case(challenge=challenge, asked=[auditor], due_s=challenge.deadline_s)
-        turn.record(
-            Challenged(epoch=current.epoch, hotkey=hotkey, stage=member.stage, segment=segment, auditor=auditor)
-        )
+        if turn.config.audit.mode is AuditMode.FULL:
+            segments = range(num_segments)
+        else:
+            drawn = _drawn_segment(turn, hotkey, commit)
+            segments = range(drawn, drawn + 1)
+        _open(turn, tuple(_challenge(turn, member, commit, segment) for segment in segments), auditor)
     turn.ask(Wake())
+
+
+def _challenge(turn: Turn, member: Member, commit: wire.CommitEpoch, segment: int) -> wire.Challenge:
+    is_last = segment == len(commit.checkpoints) - 2
+    return wire.Challenge(
+        epoch=turn.state.epoch,
+        hotkey=member.hotkey,
+        stage=member.stage,
+        segment=segment,
+        start_checkpoint=commit.checkpoints[segment],
+        end_checkpoint=commit.checkpoints[segment + 1],
+        deadline_s=0.0,
+        mode=member.mode,
+        max_rel_d=calibration.max_rel_d(turn),
+        anchor=turn.state.snapshots[member.stage],
+        upload_digest=commit.upload_digest if is_last else NO_DIGEST,
+    )
+
+
+def _open(turn: Turn, challenges: tuple[wire.Challenge, ...], auditor: Hotkey) -> None:
+    """Challenge the first; the others wait for it to pass."""
+    first, *rest = challenges
+    first = msgspec.structs.replace(first, deadline_s=turn.now_s + turn.config.deadlines.challenge_s)
+    turn.state.cases[first.epoch, first.hotkey] = Case(
+        challenge=first, asked=[auditor], due_s=first.deadline_s, rest=tuple(rest)
+    )
+    turn.record(
+        Challenged(
+            epoch=first.epoch,
+            hotkey=first.hotkey,
+            stage=first.stage,
+            segment=first.segment,
+            auditor=auditor,
+            mode=first.mode,
+            max_rel_d=first.max_rel_d,
+        )
+    )
 
 
 def _drawn_segment(turn: Turn, hotkey: Hotkey, commit: wire.CommitEpoch) -> int:
@@ -106,8 +135,10 @@ def is_drawn(hotkey: Hotkey, probability: float, *, beacon: str, epoch: Epoch) -
 
 
 def _next_validator(turn: Turn, hotkey: Hotkey, beacon: str, *, asked: list[Hotkey]) -> Hotkey | None:
-    """Drawn among those not asked yet; one that is not live comes only when no other is left."""
-    left = [validator for validator in turn.state.validators if validator != hotkey and validator not in asked]
+    """Drawn among those not asked yet; one that is not live comes only when no other is left, a noisy one never."""
+    limit = calibration.max_rel_d(turn)
+    able = [validator for validator in turn.state.validators if calibration.may_audit(turn.state, validator, limit)]
+    left = [validator for validator in able if validator != hotkey and validator not in asked]
     order = draws.shuffled(left, beacon, "auditor", hotkey)
     live = [validator for validator in order if turn.state.auditors[validator]]
     return next(iter([*live, *order]), None)
@@ -203,6 +234,8 @@ def _close(turn: Turn, case: Case, outcome: Outcome) -> None:
             at_epoch=state.epoch,
         )
     )
+    if outcome is Outcome.PASS and case.rest:
+        _open(turn, case.rest, case.asked[0])
     turn.ask(Wake())
 
 

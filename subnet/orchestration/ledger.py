@@ -12,7 +12,19 @@ import msgspec
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
 from subnet.receipts import canonical
-from subnet.types import BlobRef, Checkpoint, Digest, Epoch, Hotkey, LossFlag, SampleId, StageIndex, Verdict
+from subnet.types import (
+    BlobRef,
+    Checkpoint,
+    Digest,
+    Epoch,
+    Hotkey,
+    LossFlag,
+    Noise,
+    NumericMode,
+    SampleId,
+    StageIndex,
+    Verdict,
+)
 
 GENESIS_HEAD = digest(b"strata/ledger/1")
 
@@ -46,6 +58,13 @@ class Enlisted(Fact, frozen=True):
     """A permit holder audits from now on."""
 
     validator: Hotkey
+
+
+class Calibrated(Fact, frozen=True):
+    """How far honest work lies from its replay on a validator's machine; the network's limit on distances follows."""
+
+    validator: Hotkey
+    noise: Noise
 
 
 class EpochStarted(Fact, frozen=True):
@@ -192,13 +211,18 @@ class EpochPublished(Fact, frozen=True):
 
 
 class Challenged(Fact, frozen=True):
-    """A segment drawn for audit, and the validator drawn to replay it."""
+    """A segment drawn for audit, and the validator drawn to replay it.
+
+    `mode` is how the miner says it computes, `max_rel_d` the network's limit on distances at the time.
+    """
 
     epoch: Epoch
     hotkey: Hotkey
     stage: StageIndex
     segment: int
     auditor: Hotkey
+    mode: NumericMode | None = None
+    max_rel_d: float | None = None
 
 
 class Answered(Fact, frozen=True):
@@ -263,7 +287,7 @@ class ScoresPosted(Fact, frozen=True):
 
 
 AnyFact = (
-    RunCreated | Assigned | Enlisted | EpochStarted
+    RunCreated | Assigned | Enlisted | Calibrated | EpochStarted
     | Leased | Credited | LossRecorded | SampleDropped | Voided
     | Committed | RootCommitted | BeaconSeen | UploadCopied | UploadAccepted | ShardMerged | EpochPublished
     | ShardAudited | ReducerConvicted

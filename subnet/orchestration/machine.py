@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
-from subnet.orchestration import audits, flags, membership, merge, merge_trust, work
+from subnet.orchestration import audits, calibration, flags, membership, merge, merge_trust, work
 from subnet.orchestration.events import (
     Answer,
     AnyEffect,
@@ -174,6 +174,7 @@ _HANDLERS: dict[type, Callable[[Turn, Hotkey, Any], wire.Response]] = {
     wire.ReportOuter: merge.report_outer,
     wire.SnapshotDone: merge.snapshot_done,
     wire.AnswerChallenge: audits.answer_challenge,
+    wire.PostNoise: calibration.post_noise,
     wire.PostVerdict: audits.post_verdict,
     wire.PostFlags: flags.post_flags,
     wire.PostEvaluation: audits.post_evaluation,

@@ -19,6 +19,7 @@ from subnet.types import (
     Hotkey,
     Lease,
     LossFlag,
+    Noise,
     NumericMode,
     Outcome,
     Phase,
@@ -114,13 +115,17 @@ class EpochState:
 
 @dataclass(slots=True)
 class Case:
-    """One audit on its way to an outcome. `asked` lists validators drawn so far; a late answer counts while it is open."""
+    """One audit on its way to an outcome. `asked` lists validators drawn so far; a late answer counts while it is open.
+
+    `rest` are further segments of the same epoch, to be audited one after the other as long as all is well.
+    """
 
     challenge: wire.Challenge
     asked: list[Hotkey]
     verdicts: list[Verdict] = field(default_factory=list)
     due_s: float = 0.0
     outcome: Outcome | None = None
+    rest: tuple[wire.Challenge, ...] = ()
 
     def awaits(self, validator: Hotkey) -> bool:
         """Whether this validator should still answer."""
@@ -173,6 +178,8 @@ class State:
     """Agreeing shards that are being recomputed, by epoch, stage and shard."""
     flags: dict[tuple[Epoch, Hotkey, Hotkey], LossFlag] = field(default_factory=dict)
     """Recent flags by epoch, miner and validator."""
+    noise: dict[Hotkey, Noise] = field(default_factory=dict)
+    """What validators measured of their machines."""
     evaluations: dict[Epoch, Evaluation] = field(default_factory=dict)
     posted: dict[Hotkey, wire.PostScores] = field(default_factory=dict)
     answers: dict[Hotkey, "OrderedDict[str, wire.Response]"] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from subnet.config import Bottleneck, RunConfig
+from subnet.model.layers import FeedForward
 from subnet.model.stage import StageModule
 from subnet.training.pipeline import Params, StageWorker
 from subnet.types import NumericMode, StageIndex
@@ -39,6 +40,24 @@ class IdentityWorker(StageWorker):
         super().__init__(config, stage, mode)
         with torch.device("meta"):
             self._module = _WithoutLayers(config, stage)
+
+
+class _NoFeedForward(FeedForward):
+    """Adds nothing to the stream."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """(B, T, D) -> zeros of the same shape."""
+        return torch.zeros_like(x_BTD)
+
+
+class SkipWorker(StageWorker):
+    """Leaves out the dearer half of its last layer, the feed-forward."""
+
+    def __init__(self, config: RunConfig, stage: StageIndex, mode: NumericMode) -> None:
+        super().__init__(config, stage, mode)
+        last = list(self._module.model.layers.values())[-1]
+        with torch.device("meta"):
+            last.mlp = _NoFeedForward(config.model)
 
 
 class ScaleWorker(StageWorker):
@@ -88,6 +107,7 @@ class TruncateWorker(StageWorker):
 STRATEGIES: dict[str, type[StageWorker]] = {
     "identity": IdentityWorker,
     "scale": ScaleWorker,
+    "skip": SkipWorker,
     "stale": StaleWorker,
     "truncate": TruncateWorker,
     "zero": ZeroWorker,

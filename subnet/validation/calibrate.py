@@ -1,39 +1,58 @@
 """How far honest work lies from its replay on this machine, across the run's numeric modes (trust.md 2).
 
-A validator runs this at its start and publishes the figures; thresholds must lie well above them.
+A validator measures it once for each machine and run and publishes it: the network's limit on distances lies well above what
+its validators measured, and who measured more than that does not audit. Instruction sets cannot be changed within a process,
+and move the figures far less than modes do (LOG).
 """
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
+import torch
 
-from subnet.config import RunConfig
+from subnet.config import RunConfig, config_bytes
+from subnet.frames import digest
 from subnet.model.init import initial_params
 from subnet.ports import Corpus
+from subnet.receipts import canonical
 from subnet.training.pipeline import SampleKey, StageWorker
-from subnet.types import Epoch, Hotkey, NumericMode, SampleId, StageIndex
+from subnet.types import Epoch, Hotkey, Noise, NumericMode, SampleId, StageIndex
 from subnet.validation.recording import Recorder, Recording
 from subnet.validation.replay import Replayed, replay_passes
 from subnet.wire import sample_key
 
 QUANTILE = 0.999
+NUM_SEGMENTS = 2
+"""The first starts with a cold optimizer."""
+MAX_STEPS = 2
+"""Inner steps of a reference segment, however long the run's are: the figures are those of passes."""
 _EPOCH = Epoch(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """99.9th percentiles over every pass of the reference segments; `rel_dw` over the segments."""
-
-    rel_d: float
-    rel_d_token: float
-    rel_d_backward: float
-    rel_d_backward_token: float
-    rel_dw: float
-    loss_error: float
+def machine() -> str:
+    """What else decides about the noise: the version of torch, and the instruction set that it chose."""
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 
-def reference_segments(config: RunConfig, corpus: Corpus, mode: NumericMode, num_segments: int) -> list[Recording]:
-    """Segments of honest work by one miner for each stage, from epoch 0 on; the first starts with a cold optimizer."""
+def noise_name(config: RunConfig, mode: NumericMode) -> str:
+    """Where a validator keeps what it measured; another torch, instruction set, mode or run has another name."""
+    return f"noise-{digest(canonical([machine(), mode, digest(config_bytes(config))]))[:16]}"
+
+
+def encode_noise(noise: Noise) -> bytes:
+    """JSON."""
+    return canonical(noise)
+
+
+def decode_noise(data: bytes) -> Noise | None:
+    """Inverse of `encode_noise`; None for a damaged file, which is then measured again."""
+    try:
+        return msgspec.json.decode(data, type=Noise)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def reference_segments(config: RunConfig, corpus: Corpus, mode: NumericMode) -> list[Recording]:
+    """Segments of honest work by one miner for each stage, from fresh params on."""
     recorders = []
     for index in range(config.training.num_stages):
         worker = StageWorker(config, StageIndex(index), mode)
@@ -41,8 +60,8 @@ def reference_segments(config: RunConfig, corpus: Corpus, mode: NumericMode, num
         recorders.append(Recorder(worker, run_id="calibration", epoch=_EPOCH, hotkey=Hotkey(f"stage {index}")))
     segments: list[Recording] = []
     sample = 0
-    for _ in range(num_segments):
-        for _ in range(config.audit.checkpoint_every):
+    for _ in range(NUM_SEGMENTS):
+        for _ in range(min(config.audit.checkpoint_every, MAX_STEPS)):
             for _ in range(config.training.accumulate):
                 _pass_through(recorders, corpus, SampleId(sample))
                 sample += 1
@@ -61,14 +80,32 @@ def _pass_through(recorders: list[Recorder], corpus: Corpus, sample: SampleId) -
         payload = recorder.backward(key, payload)
 
 
-def measure_noise(
-    config: RunConfig, corpus: Corpus, *, made_in: NumericMode, replayed_in: NumericMode, num_segments: int = 3
-) -> Noise:
-    """Record in one mode, replay in the other."""
+def measure_noise(config: RunConfig, corpus: Corpus, mode: NumericMode) -> Noise:
+    """The worst over what is made in every other mode that the run allows, replayed in `mode`.
+
+    In a run of this mode alone it is measured against itself, which is silent on one machine.
+    """
+    others = [made for made in config.training.modes if made is not mode] or [mode]
+    found = [_noise_between(config, corpus, made_in=made, replayed_in=mode) for made in others]
+    return Noise(
+        mode=mode,
+        machine=machine(),
+        rel_d=max(noise.rel_d for noise in found),
+        rel_d_token=max(noise.rel_d_token for noise in found),
+        rel_d_backward=max(noise.rel_d_backward for noise in found),
+        rel_d_backward_token=max(noise.rel_d_backward_token for noise in found),
+        rel_dw=max(noise.rel_dw for noise in found),
+        loss_error=max(noise.loss_error for noise in found),
+    )
+
+
+def _noise_between(config: RunConfig, corpus: Corpus, *, made_in: NumericMode, replayed_in: NumericMode) -> Noise:
     replays: list[Replayed] = []
-    for made in reference_segments(config, corpus, made_in, num_segments):
+    for made in reference_segments(config, corpus, made_in):
         replays.append(replay_passes(config, made.challenge, made.start, made.end, made.evidence, corpus, replayed_in))
     return Noise(
+        mode=replayed_in,
+        machine=machine(),
         rel_d=_quantile([found.rel_d for replay in replays for found in replay.forward]),
         rel_d_token=_quantile([found.rel_d_token for replay in replays for found in replay.forward]),
         rel_d_backward=_quantile([found.rel_d for replay in replays for found in replay.backward]),
@@ -76,18 +113,6 @@ def measure_noise(
         rel_dw=_quantile([replay.rel_dw for replay in replays]),
         loss_error=_quantile([error for replay in replays for error in replay.loss_errors]),
     )
-
-
-def measure_noise_across_modes(config: RunConfig, corpus: Corpus, *, num_segments: int = 3) -> Noise:
-    """The worst of every ordered pair of different modes that the run allows; the mode alone when it allows one."""
-    modes = config.training.modes
-    pairs = [(made, replayed) for made in modes for replayed in modes if made is not replayed or len(modes) == 1]
-    found = [
-        measure_noise(config, corpus, made_in=made, replayed_in=replayed, num_segments=num_segments)
-        for made, replayed in pairs
-    ]
-    names = Noise.__dataclass_fields__
-    return Noise(**{name: max(getattr(noise, name) for noise in found) for name in names})
 
 
 def _quantile(values: list[float]) -> float:

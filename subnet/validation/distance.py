@@ -21,6 +21,9 @@ Ours: with few channels some token always lies near the mean or near zero, and h
 """
 
 
+BF16_FRACTION_BITS = 7
+
+
 @dataclass(frozen=True, slots=True)
 class Distance:
     """Of one pass; `rel_d_token` is the worst token's. `cosine` and `norm_ratio` are those of the published rule."""
@@ -43,6 +46,13 @@ def relative(claimed: Values, replayed: Values) -> float:
     return ratio(float(np.linalg.norm(replayed - claimed)), float(np.linalg.norm(replayed)))
 
 
+def bf16_spacing(claimed: Values) -> Values:
+    """How far the next bf16 value lies: two honest results that round to different sides are this much apart."""
+    _, exponent = np.frexp(claimed)
+    spacing: Values = np.where(claimed == 0, 0.0, np.ldexp(1.0, exponent - 1 - BF16_FRACTION_BITS))
+    return spacing
+
+
 def _direction(claimed: Values, replayed: Values) -> tuple[float, float]:
     """Cosine, and the norm of what was sent over the replay's."""
     norms = float(np.linalg.norm(claimed)), float(np.linalg.norm(replayed))
@@ -52,8 +62,17 @@ def _direction(claimed: Values, replayed: Values) -> tuple[float, float]:
     return cosine, ratio(norms[0], norms[1])
 
 
-def distance(claimed_BTK: Values, replayed_BTK: Values, given_BTK: Values | None, *, spread: bool = True) -> Distance:
-    """Distance of what was sent from the replay.
+def distance(
+    claimed_BTK: Values,
+    replayed_BTK: Values,
+    given_BTK: Values | None,
+    *,
+    spread: bool = True,
+    spacing_BTK: Values | None = None,
+) -> Distance:
+    """Distance of what was sent from the replay, not counting what the wire's rounding alone can make (`spacing_BTK`).
+
+    Where a narrow cut carries nearly the same value for every token, one step of bf16 is as much as the limit.
 
     `given_BTK` is what the stage received, where it is K wide too. `spread` False measures in units of the whole norm: the
     last stage's gradient, which has nothing to be compared with.
@@ -70,11 +89,14 @@ def distance(claimed_BTK: Values, replayed_BTK: Values, given_BTK: Values | None
         by_token = np.min([np.linalg.norm(change, axis=1) for change in changes], axis=0)
     floor = TOKEN_FLOOR * float(np.sqrt(np.mean(norm_by_token**2)))
     by_token = np.maximum(np.maximum(by_token, DENOMINATOR_FLOOR * norm_by_token), floor)
-    error_by_token = np.linalg.norm(replayed - claimed, axis=1)
-    worst = max(ratio(float(error), float(unit)) for error, unit in zip(error_by_token, by_token, strict=True))
+    error = np.abs(replayed - claimed)
+    if spacing_BTK is not None:
+        error = np.maximum(error - spacing_BTK.reshape(-1, num_channels), 0.0)
+    error_by_token = np.linalg.norm(error, axis=1)
+    worst = max(ratio(float(off), float(unit)) for off, unit in zip(error_by_token, by_token, strict=True))
     cosine, norm_ratio = _direction(claimed, replayed)
     return Distance(
-        rel_d=ratio(float(np.linalg.norm(replayed - claimed)), whole),
+        rel_d=ratio(float(np.linalg.norm(error)), whole),
         rel_d_token=worst,
         cosine=cosine,
         norm_ratio=norm_ratio,

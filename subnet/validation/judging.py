@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
 from subnet.ports import Corpus
@@ -23,11 +25,20 @@ class Presented:
     anchor: bytes | None
 
 
+def with_limit(config: RunConfig, challenge: Challenge) -> RunConfig:
+    """The run's configuration with the network's limit on distances, as it was when the challenge was drawn (trust.md 2)."""
+    if challenge.max_rel_d is None:
+        return config
+    audit = msgspec.structs.replace(config.audit, max_rel_d=challenge.max_rel_d)
+    return msgspec.structs.replace(config, audit=audit)
+
+
 def judge_segment(
     config: RunConfig, challenge: Challenge, presented: Presented, corpus: Corpus, mode: NumericMode
 ) -> tuple[Outcome, str, Measures | None]:
     """Outcome, reason and measures of a replay in `mode`. What is presented but does not hold together is a fail."""
     start, end = presented.start, presented.end
+    config = with_limit(config, challenge)
     try:
         records = decode_evidence(presented.evidence, limit_bytes=len(presented.evidence))
         if presented.anchor is not None:

@@ -19,11 +19,13 @@ from subnet.receipts import extend
 from subnet.training.checkpoint import STATE_KINDS, CheckpointState, read_checkpoint
 from subnet.training.pipeline import SampleKey, StageWorker
 from subnet.types import NO_DIGEST, Checkpoint, Digest, Direction, Measures, NumericMode, Receipt, StageIndex
-from subnet.validation.distance import Distance, Values, distance, ratio, relative
+from subnet.validation.distance import Distance, Values, bf16_spacing, distance, ratio, relative
 from subnet.validation.evidence import Evidence
 from subnet.validation.recording import loss_digest, tokens_digest
 from subnet.validation.verdict import is_backward_failing, is_forward_failing
 from subnet.wire import Challenge, sample_key
+
+BF16_BYTES = 2
 
 
 @dataclass(slots=True)
@@ -181,7 +183,7 @@ class _Replay:
             return
         claimed = self._values(self._payload(receipt.output_digest))
         given = None if activation is None else self._values(activation)
-        found = distance(claimed, self._values(result.payload), given)
+        found = distance(claimed, self._values(result.payload), given, spacing_BTK=self._spacing(claimed))
         self.found.forward.append(found)
         self.found.failing[key] |= is_forward_failing(found, self._config.audit)
 
@@ -209,7 +211,13 @@ class _Replay:
             return
         claimed = self._values(self._payload(receipt.output_digest))
         given = None if gradient is None else self._values(gradient)
-        found = distance(claimed, self._values(payload), given, spread=not self._is_last)
+        found = distance(
+            claimed,
+            self._values(payload),
+            given,
+            spread=not self._is_last,
+            spacing_BTK=self._spacing(claimed),
+        )
         self.found.backward.append(found)
         self.found.failing[key] |= is_backward_failing(found, self._config.audit)
 
@@ -230,6 +238,9 @@ class _Replay:
         if digest(payload) != name:
             raise ProtocolViolation(f"the evidence holds other bytes under {name[:16]}")
         return payload
+
+    def _spacing(self, claimed: Values) -> Values | None:
+        return bf16_spacing(claimed) if self._config.wire_item_bytes == BF16_BYTES else None
 
     def _values(self, payload: bytes) -> Values:
         return decode_payload(self._config, payload).numpy().astype(np.float64)

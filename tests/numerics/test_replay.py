@@ -304,6 +304,6 @@ def test_a_poisoned_optimizer_state_shows(honest_segment: tuple[RunConfig, list[
 
 def test_a_cheat_that_does_not_exist_is_named() -> None:
     with pytest.raises(
-        ValueError, match="no cheat is called 'sleep'; there are identity, scale, stale, truncate, zero"
+        ValueError, match="no cheat is called 'sleep'; there are identity, scale, skip, stale, truncate, zero"
     ):
         make_worker("sleep", small_config(), StageIndex(0), NumericMode.FP32)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from subnet import wire
+from subnet.config import AuditMode
 from subnet.frames import digest
 from subnet.orchestration import audits
 from subnet.orchestration.events import HeardFrom
@@ -270,6 +271,48 @@ def test_cases_are_forgotten_when_they_are_closed_and_old(run: Run) -> None:
     assert audits.next_due_s(turn) < float("inf")
     run.state.cases.clear()
     assert audits.all_closed(turn) and audits.next_due_s(turn) == float("inf")
+
+
+# ---- the whole epoch -------------------------------------------------------------------------------------------------
+
+
+def in_full() -> Run:
+    """Every miner's epoch is replayed whole; MINER's has two segments."""
+    audit = msgspec.structs.replace(CONFIG.audit, mode=AuditMode.FULL)
+    run = Run(config=msgspec.structs.replace(CONFIG, audit=audit))
+    run.begin(*SIX)
+    run.train()
+    for miner in SIX:
+        request = run.commitment(miner)
+        start, end = request.checkpoints
+        head = run.state.current.work[miner].heads[0]
+        middle = msgspec.structs.replace(end, digest=digest(b"middle"), num_receipts=1, head=head)
+        run.done(miner, msgspec.structs.replace(request, checkpoints=(start, middle, end)))
+    run.beacon()
+    return run
+
+
+def test_in_full_one_segment_after_the_other_is_audited_while_all_is_well() -> None:
+    run = in_full()
+    assert {case.challenge.segment for case in run.state.cases.values()} == {0}
+    assert not any(case.challenge.upload_digest for case in run.state.cases.values())
+    auditor = asked(run)
+    judge(run, P)
+    case = run.state.cases[FIRST, MINER]
+    assert (case.challenge.segment, case.outcome, case.asked) == (1, None, [auditor])
+    assert case.challenge.upload_digest == run.state.current.commits[MINER].upload_digest
+    assert case.due_s == run.now_s + CONFIG.deadlines.challenge_s
+    judge(run, P)
+    assert run.state.cases[FIRST, MINER].outcome is P
+    drawn = [fact.segment for fact in run.facts(Challenged) if fact.hotkey == MINER]
+    assert (drawn, closed(run)) == ([0, 1], [(MINER, P), (MINER, P)])
+
+
+@pytest.mark.parametrize("verdicts", [(F, F), (UNSURE, UNSURE, UNSURE)])
+def test_in_full_nothing_follows_a_segment_that_did_not_pass(verdicts: tuple[Outcome, ...]) -> None:
+    run = in_full()
+    judge(run, *verdicts)
+    assert [fact.segment for fact in run.facts(Challenged) if fact.hotkey == MINER] == [0]
 
 
 # ---- evaluation and scores -------------------------------------------------------------------------------------------

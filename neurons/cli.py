@@ -174,7 +174,7 @@ def localnet(
     """A whole subnet on this machine, chain included.
 
     \b
-    strata localnet                                 9 miners in 3 stages, 2 validators, 4 epochs
+    strata localnet                                 9 miners in 3 stages, 2 validators, 5 epochs
     strata localnet --miners 3 --epochs 2           the smallest that trains
     strata localnet --cheat identity:1              miner 1 skips its layers; watch it lose its pay
     strata localnet --set audit.probability=0.2     change any knob

@@ -13,7 +13,8 @@ from subnet.frames import digest
 from subnet.receipts import extend
 from subnet.sim.strategies import STRATEGIES, make_worker
 from subnet.types import NO_DIGEST, Direction, NumericMode, Outcome, Receipt, SampleId, StageIndex
-from subnet.validation.evidence import Evidence
+from subnet.validation.evidence import Evidence, encode_evidence
+from subnet.validation.judging import Presented, judge_segment
 from subnet.validation.recording import Recorder, Recording
 from subnet.validation.verdict import judge, published_rule
 from tests.numerics.support import PatternCorpus, make_workers, record_epoch, record_pass, replay, small_config
@@ -300,6 +301,26 @@ def test_a_poisoned_optimizer_state_shows(honest_segment: tuple[RunConfig, list[
     measures = replay(config, poisoned)
     assert np.isclose(measures.rel_dw, 2.0)
     assert judge(measures, config.audit)[0] is Outcome.FAIL
+
+
+def test_what_does_not_hang_together_is_a_failed_audit(honest_segment: tuple[RunConfig, list[Recording]]) -> None:
+    """Never a pass, and never an audit that did not take place."""
+    config, segments = honest_segment
+    made = segments[0]
+    records = encode_evidence(made.evidence)
+    broken = {
+        "other records": Presented(start=made.start, end=made.end, evidence=b"\xff", anchor=None),
+        "another start": Presented(start=made.end, end=made.end, evidence=records, anchor=None),
+        "an epoch that began elsewhere": Presented(start=made.start, end=made.end, evidence=records, anchor=b"x"),
+    }
+    for presented in broken.values():
+        outcome, reason, measures = judge_segment(
+            config, made.challenge, presented, PatternCorpus(config), NumericMode.FP32
+        )
+        assert (outcome, measures) == (Outcome.FAIL, None)
+        assert reason
+    whole = Presented(start=made.start, end=made.end, evidence=records, anchor=None)
+    assert judge_segment(config, made.challenge, whole, PatternCorpus(config), NumericMode.FP32)[0] is Outcome.PASS
 
 
 def test_a_cheat_that_does_not_exist_is_named() -> None:

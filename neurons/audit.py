@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 from rich.console import Console
 
-from neurons import checks, trust_checks
+from neurons import checks, limit_checks, trust_checks
 from neurons.checks import Finding, History, read_history
 from neurons.exit_codes import ExitCode
 from neurons.local.chain import read_genesis
@@ -112,6 +112,7 @@ def _compared(history: History, on_chain: OnChain) -> list[Finding]:
         checks.check_verdicts(history, verify),
         checks.check_commit_roots(history),
         trust_checks.check_audit_draws(history),
+        limit_checks.check_limits(history),
         trust_checks.check_flags(history, verify),
         trust_checks.check_shard_audits(history),
         checks.check_posted(history),

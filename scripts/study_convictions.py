@@ -29,7 +29,7 @@ from subnet.training.checkpoint import read_checkpoint
 from subnet.types import Epoch, Hotkey, Measures, NumericMode, Outcome, SampleId, StageIndex
 from subnet.validation.recording import Recorder, Recording
 from subnet.validation.replay import replay_passes
-from subnet.validation.verdict import judge, published_rule
+from subnet.validation.verdict import LONE_GRADIENT_SLACK, judge, published_rule
 
 NUM_STAGES = 3
 NUM_SEGMENTS = 5
@@ -303,7 +303,7 @@ def what_differs(unit: Unit, row: Row) -> str:
 MEASURES: dict[str, tuple[Callable[[Row], float], float]] = {
     "rel_d": (lambda row: row.measures.rel_d, STRICTEST_REL_D),
     "rel_d bwd": (lambda row: row.measures.rel_d_backward, STRICTEST_REL_D),
-    "rel_d max": (lambda row: row.measures.rel_d_max, 2 * STRICTEST_REL_D),
+    "rel_d max": (lambda row: row.measures.rel_d_max, LONE_GRADIENT_SLACK * STRICTEST_REL_D),
     "token": (lambda row: row.measures.rel_d_token, 0.25),
     "token max": (lambda row: row.worst_token, 0.5),
     "dw": (lambda row: row.measures.rel_dw, 0.25),

@@ -20,6 +20,9 @@ Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 
 WIRE_COMPRESSION = 128
 """fp32 bytes at full width over bytes sent, for activations and gradients (papers.md A5)."""
+REL_D_LIMITS = (0.03, 0.08)
+"""Between these lies every network's limit on distances: no machine is as quiet as the first promises for ever, and a cheat
+that skips its layers at a 128x cut begins at .13 (trust.md 2)."""
 
 
 class Bottleneck(enum.StrEnum):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neurons import checks, trust_checks
+from neurons import checks, limit_checks, trust_checks
 from neurons.checks import Finding, Verify
 from neurons.local.evidence import CheatRow, Evidence, cheat_rows, loss_rows, miner_rows, plane_bytes
 from subnet.config import WIRE_COMPRESSION, Bottleneck
@@ -27,6 +27,7 @@ def _record_findings(evidence: Evidence, verify: Verify) -> Iterator[Finding]:
     yield checks.check_verdicts(history, verify)
     yield checks.check_commit_roots(history)
     yield trust_checks.check_audit_draws(history)
+    yield limit_checks.check_limits(history)
     yield trust_checks.check_flags(history, verify)
     yield trust_checks.check_shard_audits(history)
     yield checks.check_posted(history)

@@ -64,7 +64,6 @@ def _challenge(turn: Turn, member: Member, commit: wire.CommitEpoch, segment: in
         end_checkpoint=commit.checkpoints[segment + 1],
         deadline_s=0.0,
         mode=member.mode,
-        max_rel_d=calibration.max_rel_d(turn),
         anchor=turn.state.snapshots[member.stage],
         upload_digest=commit.upload_digest if is_last else NO_DIGEST,
     )
@@ -73,7 +72,11 @@ def _challenge(turn: Turn, member: Member, commit: wire.CommitEpoch, segment: in
 def _open(turn: Turn, challenges: tuple[wire.Challenge, ...], auditor: Hotkey) -> None:
     """Challenge the first; the others wait for it to pass."""
     first, *rest = challenges
-    first = msgspec.structs.replace(first, deadline_s=turn.now_s + turn.config.deadlines.challenge_s)
+    first = msgspec.structs.replace(
+        first,
+        deadline_s=turn.now_s + turn.config.deadlines.challenge_s,
+        max_rel_d=calibration.max_rel_d(turn),
+    )
     turn.state.cases[first.epoch, first.hotkey] = Case(
         challenge=first, asked=[auditor], due_s=first.deadline_s, rest=tuple(rest)
     )

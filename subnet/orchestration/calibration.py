@@ -7,6 +7,7 @@ own, moves it little; who lies above it would convict the honest and does not au
 from statistics import median
 
 from subnet import wire
+from subnet.config import REL_D_LIMITS
 from subnet.errors import Refused
 from subnet.orchestration.events import Wake
 from subnet.orchestration.ledger import Calibrated
@@ -14,20 +15,19 @@ from subnet.orchestration.state import State, Turn
 from subnet.types import Hotkey
 
 NOISE_FACTOR = 3.0
-LEAST_LIMIT, LARGEST_LIMIT = 0.03, 0.08
 
 
 def limit_over(distances: list[float], *, otherwise: float) -> float:
     """The network's limit over the noise of its validators, `otherwise` while nobody has measured."""
     if not distances:
         return otherwise
-    return min(LARGEST_LIMIT, max(LEAST_LIMIT, NOISE_FACTOR * median(distances)))
+    least, largest = REL_D_LIMITS
+    return min(largest, max(least, NOISE_FACTOR * median(distances)))
 
 
 def max_rel_d(turn: Turn) -> float:
-    """The limit for audits that are drawn now."""
-    state = turn.state
-    measured = [state.noise[validator].distance for validator in state.validators if validator in state.noise]
+    """The limit for audits that are drawn now: over everybody on record, for permits are not on it."""
+    measured = [noise.distance for noise in turn.state.noise.values()]
     return limit_over(measured, otherwise=turn.config.audit.max_rel_d)
 
 

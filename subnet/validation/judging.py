@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from subnet.config import RunConfig
+from subnet.config import REL_D_LIMITS, RunConfig
 from subnet.errors import ProtocolViolation
 from subnet.ports import Corpus
 from subnet.types import Measures, NumericMode, Outcome
@@ -26,8 +26,12 @@ class Presented:
 
 
 def with_limit(config: RunConfig, challenge: Challenge) -> RunConfig:
-    """The run's configuration with the network's limit on distances, as it was when the challenge was drawn (trust.md 2)."""
-    if challenge.max_rel_d is None:
+    """The run's configuration with the network's limit on distances, as it was when the challenge was drawn (trust.md 2).
+
+    A limit that no network can come to would shield or convict whom its author likes; the run's own stands then.
+    """
+    least, largest = REL_D_LIMITS
+    if challenge.max_rel_d is None or not least <= challenge.max_rel_d <= largest:
         return config
     audit = msgspec.structs.replace(config.audit, max_rel_d=challenge.max_rel_d)
     return msgspec.structs.replace(config, audit=audit)

@@ -12,16 +12,23 @@ LONE_PASS_SLACK = 2.0
 """How much further than the median one pass may lie. Honest bf16 passes reach 1.5 times the median's limit at times, at a
 128x cut with few channels; the nearest cheat begins at 3 times."""
 
+LONE_GRADIENT_SLACK = 4.0
+"""The same for a gradient: where it has shrunk to a tenth on its way, honest bf16 work reaches three times the limit (LOG)."""
+
 
 def is_forward_failing(found: Distance, audit: AuditConfig) -> bool:
     """Whether what one forward pass sent is out of bounds, taken alone."""
-    return is_backward_failing(found, audit) or found.rel_d_token > LONE_PASS_SLACK * audit.max_rel_d_token
+    is_far = found.rel_d > LONE_PASS_SLACK * audit.max_rel_d
+    return is_far or found.rel_d_token > LONE_PASS_SLACK * audit.max_rel_d_token or not _has_right_norm(found, audit)
 
 
 def is_backward_failing(found: Distance, audit: AuditConfig) -> bool:
     """The same for a gradient, where single tokens carry next to nothing and tell nothing."""
-    has_right_norm = audit.min_norm_ratio <= found.norm_ratio <= audit.max_norm_ratio
-    return found.rel_d > LONE_PASS_SLACK * audit.max_rel_d or not has_right_norm
+    return found.rel_d > LONE_GRADIENT_SLACK * audit.max_rel_d or not _has_right_norm(found, audit)
+
+
+def _has_right_norm(found: Distance, audit: AuditConfig) -> bool:
+    return audit.min_norm_ratio <= found.norm_ratio <= audit.max_norm_ratio
 
 
 def judge(measures: Measures, audit: AuditConfig) -> tuple[Outcome, str]:

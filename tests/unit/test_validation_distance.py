@@ -1,12 +1,15 @@
 """The measure of a replay: finite, blind to nothing it should see."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from subnet.validation.distance import RATIO_LIMIT, Distance, Values, distance, ratio, relative
+from subnet.validation.distance import RATIO_LIMIT, Distance, Values, bf16_spacing, distance, ratio, relative
 
 SHAPE = (2, 6, 3)
 values = arrays(np.float64, SHAPE, elements=st.floats(-1e6, 1e6, width=32))
@@ -80,3 +83,24 @@ def test_ratios_are_finite(part: float, whole: float, expected: float) -> None:
 
 def test_no_training_at_all_is_one_away() -> None:
     assert relative(np.zeros(4), np.ones(4)) == 1.0
+
+
+def test_one_step_of_the_wire_is_no_distance_and_more_is() -> None:
+    """Values that honest machines round to different sides: at a narrow cut all tokens may do so at once."""
+    claimed = np.full((1, 8, 1), 1.0)
+    claimed[0, 0, 0] = 1.5
+    spacing = bf16_spacing(claimed)
+    assert spacing.ravel().tolist() == [2.0**-7] * 8
+    assert distance(claimed, claimed + spacing, None, spacing_BTK=spacing).rel_d == 0.0
+    assert distance(claimed, claimed - spacing, None, spacing_BTK=spacing).rel_d_token == 0.0
+    assert distance(claimed, claimed + spacing, None).rel_d > 0.04
+    assert distance(claimed, claimed + 3 * spacing, None, spacing_BTK=spacing).rel_d > 0.08
+
+
+def test_the_spacing_is_that_of_bf16() -> None:
+    values = np.array([[[0.0, 1.0, -1.0, 0.99609375, 3.0, 2.0**-20]]])
+    assert bf16_spacing(values).ravel().tolist() == [0.0, 2.0**-7, 2.0**-7, 2.0**-8, 2.0**-6, 2.0**-27]
+    tensor = torch.tensor(values, dtype=torch.bfloat16)
+    up = torch.nextafter(tensor, torch.full_like(tensor, math.inf)).double().numpy()
+    positive = values > 0
+    assert np.array_equal((up - values)[positive], bf16_spacing(values)[positive])

@@ -3,14 +3,19 @@
 import msgspec
 import pytest
 
+from neurons.checks import Finding, History
+from neurons.limit_checks import check_limits
 from subnet import wire
+from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
 from subnet.orchestration.calibration import limit_over
-from subnet.orchestration.ledger import Calibrated, Challenged
+from subnet.orchestration.ledger import AnyFact, Calibrated, Challenged
 from subnet.types import Epoch, Noise, NumericMode, Outcome, StageIndex
 from subnet.validation.judging import with_limit
 from tests.numerics.support import small_config
 from tests.unit.orchestration import CONFIG, MINERS, STRANGER, VALIDATORS, Run
+from tests.unit.recorded import Book
+from tests.unit.test_trust_checks import history
 
 FIRST = Epoch(0)
 
@@ -107,5 +112,28 @@ def test_a_judge_takes_the_challenges_limit() -> None:
     challenge = run.state.cases[FIRST, MINERS[0]].challenge
     assert with_limit(config, challenge).audit.max_rel_d == pytest.approx(0.042)
     assert with_limit(config, challenge).audit.max_rel_dw == config.audit.max_rel_dw
-    open_limit = msgspec.structs.replace(challenge, max_rel_d=None, stage=StageIndex(0))
-    assert with_limit(config, open_limit) == config
+    for unlikely in (None, 0.0, 0.029, 0.09, float("inf")):
+        assert with_limit(config, msgspec.structs.replace(challenge, max_rel_d=unlikely)) == config
+
+
+def recorded(*facts: AnyFact) -> Finding:
+    book = Book(config=RunConfig()).start(0)
+    book.say(*facts)
+    return check_limits(history(book))
+
+
+def challenged(limit: float | None) -> Challenged:
+    return Challenged(
+        epoch=FIRST, hotkey=MINERS[0], stage=StageIndex(0), segment=0, auditor=VALIDATORS[0], max_rel_d=limit
+    )
+
+
+def test_whoever_reads_the_record_comes_to_the_same_limits() -> None:
+    before, after = challenged(0.04), challenged(limit_over([0.02], otherwise=0.04))
+    noisy = Calibrated(validator=VALIDATORS[0], noise=noise(0.02))
+    found = recorded(before, noisy, after)
+    assert (found.holds, found.detail) == (True, "2 audits, noise of 1 validators")
+    found = recorded(noisy, before)
+    assert found.holds is False
+    assert "was judged by 0.04, the record yields 0.06" in found.detail
+    assert check_limits(History(owner=STRANGER)).holds is False

@@ -60,7 +60,8 @@ def test_published_rule(cosine: float, norm_ratio: float, passes: bool) -> None:
     [
         (0.01, 0.1, 1.0, False, False),
         (0.07, 0.4, 1.0, False, False),
-        (0.09, 0.1, 1.0, True, True),
+        (0.09, 0.1, 1.0, True, False),
+        (0.17, 0.1, 1.0, True, True),
         (0.01, 0.6, 1.0, True, False),
         (0.01, 0.1, 1.2, True, True),
         (0.01, 0.1, 0.8, True, True),

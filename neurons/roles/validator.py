@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from neurons.flagging import find_flags
+from neurons.roles.weights import PostedWeights
 from neurons.scoring import Record, parse_discovery, scored, weighted
 from subnet import receipts, wire
 from subnet.config import RunConfig
@@ -31,6 +32,8 @@ log = logging.getLogger("strata.validator")
 
 POLL_S = 10.0
 RETRY_S = 0.5
+REFUSED_S = 30.0
+"""After a refusal of the chain's, unless the run moves on: it seldom changes its mind sooner."""
 HELDOUT_BATCHES = 8
 SEAL_SLACK = 1
 """A verdict acknowledged while a segment is being sealed may stand in the next one."""
@@ -78,6 +81,7 @@ class Validator:
         self._ports = ports
         self._changed = asyncio.Event()
         self._signed = _Signed()
+        self._weights = PostedWeights(ports.chain)
         self.num_scored = 0
         self.num_verdicts = dict.fromkeys(Outcome, 0)
 
@@ -258,7 +262,13 @@ class Validator:
         while True:
             try:
                 is_new = await self._score()
-            except (TransientFailure, NotFound, Refused, ProtocolViolation) as error:
+                if not is_new and await self._weights.renew() is not None:
+                    log.info("weights set again", extra={"segment": self.num_scored - 1})
+            except Refused as error:
+                log.warning("weights not set", extra={"reason": str(error)})
+                await self._wait(REFUSED_S)
+                continue
+            except (TransientFailure, NotFound, ProtocolViolation) as error:
                 log.warning("weights not set", extra={"reason": str(error)})
                 is_new = False
             except InvariantBroken as error:
@@ -282,7 +292,7 @@ class Validator:
         self._check_own_verdicts()
         weights = weighted(self.record, burn_hotkey=self._owner)
         if weights:
-            at_block = await ports.chain.set_weights(weights)
+            at_block = await self._weights.put(weights)
             log.info("weights set", extra={"segment": discovery.n - 1, "at_block": at_block, "miners": len(weights)})
         self.num_scored = discovery.n
         await ports.control.call(

@@ -19,7 +19,9 @@ _DEFAULT_URL = "ws://127.0.0.1:9944"
 
 Url = Annotated[str, typer.Option("--url", metavar="URL", help="The node's websocket.")]
 
-commands = typer.Typer(help="What a running devnet is doing, and faults on command.", no_args_is_help=True)
+commands = typer.Typer(
+    help="What a running devnet is doing, and faults on command.", no_args_is_help=True, rich_markup_mode=None
+)
 """Sub-commands of `strata devnet`, beside running one."""
 
 
@@ -74,7 +76,12 @@ def drop(url: Url = _DEFAULT_URL) -> None:
 def stall(
     url: Url = _DEFAULT_URL, end: Annotated[bool, typer.Option("--end", help="Make blocks again.")] = False
 ) -> None:
-    """Stop making blocks; everything else goes on."""
+    """Stop making blocks; everything else goes on.
+
+    \b
+    strata devnet stall
+    strata devnet stall --end
+    """
     _show(url, "devnet_stall", not end)
 
 
@@ -90,8 +97,8 @@ def lossy(url: Url = _DEFAULT_URL, end: Annotated[bool, typer.Option("--end", he
     _show(url, "devnet_loseSubmissions", not end)
 
 
-@commands.command("fail-next")
-def fail_next(
+@commands.command()
+def fail(
     method: Annotated[str, typer.Argument(help="JSON-RPC method, e.g. author_submitAndWatchExtrinsic.")],
     data: Annotated[str, typer.Argument(help="Reason, e.g. 'Transaction is outdated'.")],
     url: Url = _DEFAULT_URL,
@@ -99,19 +106,23 @@ def fail_next(
     message: Annotated[str, typer.Option("--message", help="Error message.")] = "Invalid Transaction",
     count: Annotated[int, typer.Option("--count", min=1, help="How often.")] = 1,
 ) -> None:
-    """Answer the next calls of a method with an error."""
+    """Answer the next calls of a method with an error.
+
+    \b
+    strata devnet fail author_submitAndWatchExtrinsic "Transaction is outdated" --count 2
+    """
     _show(url, "devnet_failNext", method, code, message, data, count)
 
 
-@commands.command("finality-lag")
-def finality_lag(blocks: Annotated[int, typer.Argument(min=0, max=64)], url: Url = _DEFAULT_URL) -> None:
+@commands.command()
+def finality(blocks: Annotated[int, typer.Argument(metavar="BLOCKS", min=0, max=64)], url: Url = _DEFAULT_URL) -> None:
     """Set how many blocks finality stays behind."""
     _show(url, "devnet_setFinalityLag", blocks)
 
 
 @commands.command()
-def reorg(blocks: Annotated[int, typer.Argument(min=1, max=64)], url: Url = _DEFAULT_URL) -> None:
-    """Undo blocks that are not final; the next block takes their place."""
+def reorg(blocks: Annotated[int, typer.Argument(metavar="BLOCKS", min=1, max=64)], url: Url = _DEFAULT_URL) -> None:
+    """Undo blocks that are not final; others take their place."""
     _show(url, "devnet_reorg", blocks)
 
 

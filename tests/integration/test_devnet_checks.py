@@ -41,14 +41,14 @@ async def test_the_commands_show_a_running_node(capsys: pytest.CaptureFixture[st
         assert ALICE[:8] in shown and "weights_rate_limit" in shown
         await asyncio.to_thread(devnet_commands, ["status", "--url", node.url], standalone_mode=False)
         assert "finalized" in capsys.readouterr().out
-        for command in (["finality-lag", "5"], ["reorg", "2"], ["upgrade"], ["stall"], ["stall", "--end"], ["drop"]):
+        for command in (["finality", "5"], ["reorg", "2"], ["upgrade"], ["stall"], ["stall", "--end"], ["drop"]):
             await asyncio.to_thread(devnet_commands, [*command, "--url", node.url], standalone_mode=False)
         for command in (
             ["freeze"],
             ["freeze", "--end"],
             ["lossy"],
             ["lossy", "--end"],
-            ["fail-next", "chain_getHead", "no"],
+            ["fail", "chain_getHead", "no"],
         ):
             await asyncio.to_thread(devnet_commands, [*command, "--url", node.url], standalone_mode=False)
         with pytest.raises(StartupRefused, match="refused chain_getHead"):

@@ -174,7 +174,8 @@ def _others(hotkeys: tuple[Hotkey, ...], own: Hotkey) -> str:
 def _audit_text(fact: Challenged | Answered | Absent | VerdictRecorded | CaseClosed) -> str:
     match fact:
         case Challenged():
-            return f"drawn, to be replayed by {fact.auditor[:8]}"
+            own = f", made in {fact.mode}" if fact.mode else ""
+            return f"drawn{own}, to be replayed by {fact.auditor[:8]}"
         case Answered():
             return "presented"
         case Absent():
@@ -182,7 +183,8 @@ def _audit_text(fact: Challenged | Answered | Absent | VerdictRecorded | CaseClo
         case VerdictRecorded():
             verdict = fact.verdict
             measured = f"; {measures_text(verdict.measures)}" if verdict.measures else ""
-            return f"{verdict.outcome} by {verdict.validator[:8]}: {verdict.reason}{measured}"
+            mode = f" in {verdict.mode}" if verdict.mode else ""
+            return f"{verdict.outcome} by {verdict.validator[:8]}{mode}: {verdict.reason}{measured}"
         case CaseClosed():
             banned = f", banned until epoch {fact.banned_until}" if fact.banned_until >= 0 else ""
             return f"closed in epoch {fact.at_epoch}: {fact.outcome}{banned}"

@@ -2,7 +2,7 @@
 
 import logging
 
-from subnet.config import RunConfig
+from subnet.config import REL_D_LIMITS, RunConfig
 from subnet.ports import Compute, Corpus, Disk
 from subnet.types import Noise, NumericMode
 from subnet.validation.calibrate import decode_noise, encode_noise, measure_noise, noise_name
@@ -21,4 +21,9 @@ async def own_noise(config: RunConfig, mode: NumericMode, *, disk: Disk, corpus:
     noise = await compute.run(lambda: measure_noise(config, corpus, mode))
     await disk.write(name, encode_noise(noise))
     log.info("noise measured", extra={"mode": mode, "machine": noise.machine, "distance": noise.distance})
+    if noise.distance > REL_D_LIMITS[1]:
+        log.warning(
+            "this machine is too noisy to audit: try another mode, or another build of torch",
+            extra={"mode": mode, "distance": noise.distance, "limit": REL_D_LIMITS[1]},
+        )
     return noise

@@ -12,6 +12,7 @@ import torch
 from subnet.config import RunConfig, config_bytes
 from subnet.frames import digest
 from subnet.model.init import initial_params
+from subnet.model.partition import num_elements
 from subnet.ports import Corpus
 from subnet.receipts import canonical
 from subnet.training.pipeline import SampleKey, StageWorker
@@ -25,6 +26,8 @@ NUM_SEGMENTS = 2
 """The first starts with a cold optimizer."""
 MAX_STEPS = 2
 """Inner steps of a reference segment, however long the run's are: the figures are those of passes."""
+MAX_PARAMS = 20_000_000
+"""Of the reference model: with optimizer state, records and both modes it has to fit beside everything else."""
 _EPOCH = Epoch(0)
 
 
@@ -49,6 +52,33 @@ def decode_noise(data: bytes) -> Noise | None:
         return msgspec.json.decode(data, type=Noise)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def reference_config(config: RunConfig) -> RunConfig:
+    """The run's own, or for a large model the same number of layers, stages and tokens at half the width, as often as needed.
+
+    Rounding adds up over layers; over channels it averages out, so that the narrower model is the noisier one.
+    """
+    while _num_params(config) > MAX_PARAMS:
+        model = config.model
+        widths = (model.width, model.ffn_width, model.num_heads, model.num_kv_heads, model.bottleneck_width)
+        if any(width % 2 for width in widths):
+            break
+        width, ffn_width, num_heads, num_kv_heads, bottleneck_width = (width // 2 for width in widths)
+        narrower = msgspec.structs.replace(
+            model,
+            width=width,
+            ffn_width=ffn_width,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            bottleneck_width=bottleneck_width,
+        )
+        config = msgspec.structs.replace(config, model=narrower)
+    return config
+
+
+def _num_params(config: RunConfig) -> int:
+    return sum(num_elements(config, StageIndex(index)) for index in range(config.training.num_stages))
 
 
 def reference_segments(config: RunConfig, corpus: Corpus, mode: NumericMode) -> list[Recording]:
@@ -85,6 +115,7 @@ def measure_noise(config: RunConfig, corpus: Corpus, mode: NumericMode) -> Noise
 
     In a run of this mode alone it is measured against itself, which is silent on one machine.
     """
+    config = reference_config(config)
     others = [made for made in config.training.modes if made is not mode] or [mode]
     found = [_noise_between(config, corpus, made_in=made, replayed_in=mode) for made in others]
     return Noise(

@@ -3,12 +3,21 @@
 import msgspec
 
 from neurons.roles.noise import own_noise
+from neurons.settings import load
 from subnet.adapters.memory import MemoryDisk
 from subnet.config import RunConfig
+from subnet.model.partition import num_elements
 from subnet.sim.compute import SimCompute
 from subnet.sim.loop import VirtualClock, run
-from subnet.types import Noise, NumericMode
-from subnet.validation.calibrate import decode_noise, encode_noise, measure_noise, noise_name
+from subnet.types import Noise, NumericMode, StageIndex
+from subnet.validation.calibrate import (
+    MAX_PARAMS,
+    decode_noise,
+    encode_noise,
+    measure_noise,
+    noise_name,
+    reference_config,
+)
 from tests.numerics.support import PatternCorpus, small_config
 
 FP32, BF16 = NumericMode.FP32, NumericMode.BF16_AUTOCAST
@@ -41,6 +50,24 @@ def test_across_modes_there_is_noise_well_below_the_limits() -> None:
         assert found.rel_d_token < config.audit.max_rel_d_token
         assert found.rel_dw < config.audit.max_rel_dw
         assert found.loss_error < config.audit.max_loss_error
+
+
+def test_a_large_model_is_measured_narrower_and_as_deep() -> None:
+    main = load(preset="mainnet", environment={}).run
+    reference = reference_config(main)
+    sizes = [num_elements(reference, StageIndex(stage)) for stage in range(main.training.num_stages)]
+    assert sum(sizes) <= MAX_PARAMS
+    assert (reference.training, reference.model.num_layers) == (main.training, main.model.num_layers)
+    assert reference.model.width == 64 * reference.model.bottleneck_width < main.model.width
+    small = small_config()
+    assert reference_config(small) == small
+
+
+def test_a_width_that_cannot_be_halved_stays() -> None:
+    odd = small_config(num_layers=4)
+    wide = msgspec.structs.replace(odd.model, width=4098, num_heads=3, num_kv_heads=3, bottleneck_width=1)
+    config = msgspec.structs.replace(odd, model=wide)
+    assert reference_config(config) == config
 
 
 def test_what_was_measured_is_kept_for_the_same_machine_mode_and_run() -> None:

@@ -1,0 +1,269 @@
+"""Butterfly of a 100 MB vector through the real merge and blob store, against gloo's all-reduce of as many bytes."""
+
+import asyncio
+import os
+import secrets
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from benches.fleet import RUN, keys
+from benches.measure import Child, Line, answer_questions, children, fact, limit, median, run_loop
+from benches.owner import OWNER
+from neurons.roles.desk import Desk
+from neurons.roles.sharing import Anchor, Sharing
+from subnet import wire
+from subnet.adapters.auth import KeypairSigner
+from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
+from subnet.adapters.http_client import HttpControl, open_session
+from subnet.adapters.http_server import mount_control
+from subnet.adapters.listener import Listener
+from subnet.adapters.memory import ReplayMemory
+from subnet.adapters.system import SystemClock
+from subnet.config import RunConfig
+from subnet.errors import ProtocolViolation
+from subnet.merging.schedule import shard_plans
+from subnet.merging.upload import chunk_digests, to_bytes, upload_digest
+from subnet.orchestration.merge import object_key
+from subnet.orchestration.state import Member, State
+from subnet.types import BlobRef, Digest, Endpoint, Epoch, Hotkey, NumericMode, StageIndex
+
+T = TypeVar("T")
+
+NUM_ELEMENTS = 25_000_000
+VECTOR_BYTES = 4 * NUM_ELEMENTS
+EPOCH, STAGE = Epoch(0), StageIndex(0)
+CONFIG = RunConfig()
+
+
+def vector(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A pseudo-gradient; values do not matter for speed, but none may be an outlier."""
+    return np.random.default_rng(number).standard_normal(NUM_ELEMENTS, dtype=np.float32)
+
+
+def store_process(connection: Connection, directory: str, hotkeys: list[Hotkey]) -> None:
+    """The orchestrator's desk and blob routes; what is reported is compared and accepted as its state machine does."""
+    run_loop(_serve(connection, Path(directory), hotkeys))
+
+
+async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey]) -> None:
+    clock, listener = SystemClock(), Listener()
+    await listener.start("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.port}"
+    blobs = DirectoryBlobStore(directory, f"{url}/v1/blobs", secret=secrets.token_bytes(32), clock=clock)
+    blobs.mount_on(listener)
+    state = State(run_id=RUN, num_elements=(NUM_ELEMENTS,))
+    for hotkey in hotkeys:
+        endpoint = Endpoint(host="127.0.0.1", port=1)
+        state.members[hotkey] = Member(hotkey, STAGE, endpoint, NumericMode.FP32, session="", first_epoch=EPOCH)
+    desk = Desk(state=state, signer=OWNER, blobs=blobs, clock=clock)
+    copies: dict[int, list[BlobRef]] = {}
+
+    async def handle(sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
+        match envelope.request:
+            case wire.RequestUpload() as request:
+                return desk.grant_upload(sender, request)
+            case wire.RequestDownload() as request:
+                return desk.grant_download(sender, request)
+            case wire.ReportReduced() as request:
+                await desk.check(sender, request)
+                for shard in request.shards:
+                    copies.setdefault(shard.shard, []).append(shard.ref)
+                return wire.Done()
+            case wire.UploadDone():
+                return wire.Done()
+            case request:
+                raise ProtocolViolation(f"no {type(request).__name__} here")
+
+    mount_control(listener, handle, receiver=OWNER.hotkey, memory=ReplayMemory(clock), clock=clock)
+
+    async def reply(question: Any) -> object:
+        assert all(len({ref.digest for ref in refs}) == 1 for refs in copies.values())
+        accepted = [wire.ReducedShard(shard=shard, ref=refs[0]) for shard, refs in sorted(copies.items())]
+        copies.clear()
+        return {"url": url, "cpu_s": time.process_time(), "merged": accepted}
+
+    await answer_questions(connection, reply)
+    await listener.stop()
+
+
+class _UntilMerged:
+    """Notes when the merged vector is complete: the outer step that follows is no part of an all-reduce."""
+
+    def __init__(self) -> None:
+        self.merged_at = 0.0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run inline."""
+        self.merged_at = time.monotonic()
+        return work()
+
+
+def miner_process(connection: Connection, url: str, number: int) -> None:
+    """One miner's sharing: commit, upload, reduce, download."""
+    run_loop(_share(connection, url, keys(number + 1)[number]))
+
+
+async def _share(connection: Connection, url: str, signer: KeypairSigner) -> None:
+    async with open_session() as session:
+        control = HttpControl(session, url, signer=signer, orchestrator=OWNER.hotkey, clock=SystemClock())
+        compute = _UntilMerged()
+        sharing = Sharing(
+            config=CONFIG, control=control, blobs=HttpBlobs(session), compute=compute, hotkey=signer.hotkey
+        )
+        zeros = np.zeros(NUM_ELEMENTS, dtype=np.float32)
+        anchor = Anchor(params=zeros, momentum=zeros, digest=Digest(""))
+        data = to_bytes(vector(int(time.monotonic_ns() % 1_000_003)))
+
+        async def reply(question: Any) -> object:
+            began = time.monotonic()
+            result: dict[str, object] = {}
+            match question["do"]:
+                case "upload":
+                    result["digest"] = upload_digest(data)
+                    result["chunks"] = chunk_digests(data, CONFIG.merge.chunk_bytes)
+                    await sharing.upload(EPOCH, data)
+                case "reduce":
+                    await sharing.reduce(_plan(question))
+                case "download":
+                    merged = [_shard(shard) for shard in question["merged"]]
+                    await sharing.apply_outer(anchor, _plan(question), merged)
+                    result["merged_s"] = compute.merged_at - began
+            sent, received = (sharing.merges[-1].sent, sharing.merges[-1].received) if sharing.merges else (0, 0)
+            return result | {"sent": sent, "received": received, "cpu_s": time.process_time()}
+
+        await answer_questions(connection, reply)
+
+
+def _shard(found: dict[str, Any]) -> wire.ReducedShard:
+    return msgspec.convert(found, wire.ReducedShard)
+
+
+def _plan(question: dict[str, Any]) -> wire.MergePlan:
+    return msgspec.convert(question["plan"], wire.MergePlan)
+
+
+def merge_plan(hotkeys: list[Hotkey], uploaded: list[dict[str, Any]], epoch: Epoch) -> wire.MergePlan:
+    """The plan that the state machine would make of these commitments."""
+    uploads = [
+        wire.Upload(
+            hotkey=hotkey,
+            num_batches=8,
+            ref=BlobRef(
+                key=object_key(RUN, epoch=epoch, hotkey=hotkey, kind="upload", name="whole", content=found["digest"]),
+                digest=found["digest"],
+                size_bytes=VECTOR_BYTES,
+            ),
+            chunk_digests=tuple(found["chunks"]),
+        )
+        for hotkey, found in zip(hotkeys, uploaded, strict=True)
+    ]
+    return wire.MergePlan(
+        epoch=epoch,
+        stage=STAGE,
+        num_elements=NUM_ELEMENTS,
+        uploads=tuple(sorted(uploads, key=lambda upload: upload.hotkey)),
+        shards=shard_plans(
+            NUM_ELEMENTS, hotkeys, beacon="bench", stage=STAGE, epoch=epoch, chunk_bytes=CONFIG.merge.chunk_bytes
+        ),
+    )
+
+
+def _ask_all(miners: tuple[Child, ...], question: dict[str, object]) -> list[dict[str, Any]]:
+    for miner in miners:
+        miner.tell(question)
+    return [miner.answer() for miner in miners]
+
+
+def merge_once(store: Child, miners: tuple[Child, ...], hotkeys: list[Hotkey]) -> dict[str, float]:
+    """Wall seconds of the three parts, bytes of each miner, CPU of everybody."""
+    before = [store.ask("state")["cpu_s"], *(found["cpu_s"] for found in _ask_all(miners, {"do": "nothing"}))]
+    began = time.monotonic()
+    uploaded = _ask_all(miners, {"do": "upload"})
+    upload_s = time.monotonic() - began
+    plan = merge_plan(hotkeys, uploaded, EPOCH)
+    began = time.monotonic()
+    _ask_all(miners, {"do": "reduce", "plan": plan})
+    reduce_s = time.monotonic() - began
+    reported = store.ask("merged")
+    found = _ask_all(miners, {"do": "download", "plan": plan, "merged": reported["merged"]})
+    download_s = max(one["merged_s"] for one in found)
+    cpu_s = sum(one["cpu_s"] for one in found) + reported["cpu_s"] - sum(before)
+    return {
+        "upload_s": upload_s,
+        "reduce_s": reduce_s,
+        "download_s": download_s,
+        "all_s": upload_s + reduce_s + download_s,
+        "bytes": max(one["sent"] + one["received"] for one in found),
+        "cpu_s": cpu_s,
+    }
+
+
+def gloo_process(connection: Connection, rank: int, size: int, port: int) -> None:
+    """One rank of the all-reduce."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    values = torch.from_numpy(vector(rank))
+
+    async def reply(question: Any) -> object:
+        began = time.monotonic()
+        dist.all_reduce(values)
+        values.div_(size)
+        return {"s": time.monotonic() - began, "cpu_s": time.process_time()}
+
+    asyncio.run(answer_questions(connection, reply))
+    dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _compare(num_miners: int, repeats: int) -> list[Line]:
+    hotkeys = [key.hotkey for key in keys(num_miners)]
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as directory:
+        store = Child(store_process, directory, hotkeys)
+        with children(store):
+            url = store.ask("where")["url"]
+            miners = tuple(Child(miner_process, url, number) for number in range(num_miners))
+            ranks = tuple(Child(gloo_process, rank, num_miners, port) for rank in range(num_miners))
+            with children(*miners, *ranks):
+                _ask_all(ranks, {})
+                merges, reductions = [], []
+                for _ in range(repeats):
+                    reductions += [max(one["s"] for one in _ask_all(ranks, {})) for _ in range(3)]
+                    merges.append(merge_once(store, miners, hotkeys))
+    middle = {name: median([merge[name] for merge in merges]) for name in merges[0]}
+    formula = 4 * VECTOR_BYTES + 2 * VECTOR_BYTES / num_miners
+    error = abs(middle["bytes"] / formula - 1.0)
+    moved_gb = num_miners * middle["bytes"] / 1e9
+    return [
+        limit(f"N = {num_miners}: merge / gloo all-reduce", middle["all_s"] / median(reductions), 2.2),
+        fact(
+            "seconds",
+            f"upload {middle['upload_s']:.2f}, reduce {middle['reduce_s']:.2f}, download {middle['download_s']:.2f}; "
+            f"gloo {median(reductions):.2f}; CPU of all {middle['cpu_s']:.1f}",
+        ),
+        fact("through one store", f"{moved_gb:.2f} GB, {moved_gb / middle['all_s']:.2f} GB/s"),
+        limit("bytes of each miner against 4W + 2W/N, off by", 100 * error, 5, unit=" %"),
+    ]
+
+
+def bench(scale: float) -> list[Line]:
+    """Four miners; eight as well when there is time."""
+    lines = _compare(4, max(1, round(scale)))
+    return lines + (_compare(8, 1) if scale >= 2 else [])

@@ -218,7 +218,7 @@ def test_a_new_subnet_costs_twice_what_the_last_one_did_and_is_its_creators() ->
     identity = {"subnet_name": b"ours", **dict.fromkeys(IDENTITY_FIELDS, b"")}
     assert bench.send("Bank", "register_network_with_identity", hotkey=address("Second"), identity=identity) is None
     assert bench.get("SubnetIdentitiesV3", 3)["subnet_name"] == "ours"
-    renamed = {**identity, "subnet_name": b"renamed"}
+    renamed: dict[str, Any] = {**identity, "subnet_name": b"renamed"}
     assert bench.send("Poor", "set_subnet_identity", netuid=2, **renamed) == "NotSubnetOwner"
     assert bench.send("Bank", "set_subnet_identity", netuid=2, **renamed) is None
     assert bench.send("Bank", "start_call", netuid=2) is None

@@ -168,5 +168,5 @@ def _refuse_unknown(table: Any, record: type, where: str) -> None:
 
 def _path(kind: type, value: Any) -> Any:
     if kind is not Path:
-        raise NotImplementedError(f"no {kind.__name__} in a devnet's configuration")
+        raise InvalidConfig(f"a devnet's configuration takes no {kind.__name__}")
     return Path(value).expanduser()

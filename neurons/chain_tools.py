@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -17,9 +18,12 @@ from neurons.settings import NodeSettings
 from subnet import yuma
 from subnet.adapters.chain import BittensorChain
 from subnet.errors import InvalidConfig
-from subnet.types import Hotkey, Metagraph, Uid
+from subnet.types import Hotkey, Metagraph, Neuron, Uid
 
 _RAO = 1e9
+_WIDE = 140
+_PIPE_WIDTH = 200
+_SHORT_HOTKEY = 10
 _SVG_WIDTH, _SVG_HEIGHT, _SVG_MARGIN = 720, 360, 48
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f")
 
@@ -180,40 +184,42 @@ def pay_plot(paid: Sequence[EpochPay]) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def metagraph_table(metagraph: Metagraph) -> Table:
-    """Every neuron: who it is, what it earns, when it last set weights."""
-    title = f"netuid {metagraph.netuid} at block {metagraph.at_block}, tempo {metagraph.tempo}"
-    table = Table(title=title)
-    table.add_column("uid", justify="right")
-    table.add_column("hotkey", no_wrap=True, min_width=12)
-    for column in ("stake", "permit", "incentive", "dividends", "emission", "weights at", "endpoint"):
-        table.add_column(column, justify="left" if column == "endpoint" else "right")
+def metagraph_table(metagraph: Metagraph, *, width: int) -> Table:
+    """Every neuron: who it is, what it earns, when it last set weights. A narrow terminal gets the hotkeys' beginnings."""
+    title = f"netuid {metagraph.netuid} at block {metagraph.at_block}, tempo {metagraph.tempo}; * owner"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("uid", "hotkey", "stake", "permit", "incentive", "dividends", "emission", "set at", "endpoint"):
+        is_text = column in ("hotkey", "endpoint")
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     for neuron in metagraph.neurons:
-        mark = " (owner)" if neuron.hotkey == metagraph.owner_hotkey else ""
-        endpoint = "" if neuron.endpoint is None else f"{neuron.endpoint.host}:{neuron.endpoint.port}"
+        mark = "*" if neuron.hotkey == metagraph.owner_hotkey else ""
+        hotkey = neuron.hotkey if width >= _WIDE else neuron.hotkey[:_SHORT_HOTKEY]
         table.add_row(
-            str(neuron.uid) + mark,
-            neuron.hotkey,
+            f"{neuron.uid}{mark}",
+            hotkey,
             f"{neuron.stake:,.3f}",
             "yes" if neuron.validator_permit else "",
             f"{neuron.incentive:.4f}",
             f"{neuron.dividends:.4f}",
             f"{neuron.emission:,.4f}",
             str(neuron.last_update_block) if neuron.last_update_block > neuron.registered_at_block else "never",
-            endpoint,
+            _endpoint(neuron),
         )
     return table
 
 
+def _endpoint(neuron: Neuron) -> str:
+    return "" if neuron.endpoint is None else f"{neuron.endpoint.host}:{neuron.endpoint.port}"
+
+
 def weights_table(weights: Mapping[Hotkey, Mapping[Uid, int]], metagraph: Metagraph) -> Table:
-    """Who gives how much to whom, as shares of each validator's weights."""
-    table = Table(title="weights, as shares of each validator's")
-    table.add_column("validator")
-    table.add_column("weights")
+    """Who gives how much to whom, as shares of each validator's weights, and since when."""
+    table = Table("validator", "set at block", "weights", title="weights, as shares of each validator's")
     for hotkey, row in weights.items():
         total = sum(row.values())
-        uid = metagraph.by_hotkey()[hotkey].uid
-        table.add_row(str(uid), ", ".join(f"{target}: {value / total:.4f}" for target, value in row.items()))
+        neuron = metagraph.by_hotkey()[hotkey]
+        shares = ", ".join(f"{target}: {value / total:.4f}" for target, value in row.items())
+        table.add_row(str(neuron.uid), str(neuron.last_update_block), shares)
     return table
 
 
@@ -226,8 +232,9 @@ async def _show_subnet(node: NodeSettings, console: Console) -> None:
         weights = {hotkey: await chain.weights(hotkey) for hotkey in validators}
     finally:
         await chain.close()
-    console.print(metagraph_table(metagraph))
-    console.print(weights_table({hotkey: row for hotkey, row in weights.items() if row}, metagraph))
+    console.print(metagraph_table(metagraph, width=console.width))
+    posted = {hotkey: row for hotkey, row in weights.items() if row}
+    console.print(weights_table(posted, metagraph) if posted else "no validator has weights on chain")
     table = Table("hyperparameter", "value", title="hyperparameters (raw)")
     for name, value in sorted(knobs.items()):
         table.add_row(name, str(value))
@@ -250,5 +257,6 @@ def run_yuma(path: str, epochs: int, plot: str | None) -> int:
 
 def run_chain(node: NodeSettings) -> int:
     """Print a subnet; returns the exit code. Raises StartupRefused: no netuid said, no such netuid, chain out of reach."""
-    asyncio.run(_show_subnet(node, Console()))
+    console = Console()
+    asyncio.run(_show_subnet(node, console if console.is_terminal else Console(width=_PIPE_WIDTH)))
     return ExitCode.OK

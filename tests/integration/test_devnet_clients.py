@@ -93,6 +93,10 @@ async def test_btcli_lives_a_subnets_life(tmp_path: Path) -> None:
         assert neuron.hotkey == wallet.hotkey.ss58_address and neuron.stake >= 100
         assert neuron.endpoint is not None and neuron.validator_permit
         assert await chain.weights(neuron.hotkey) == {0: 65_535}
+        await btcli(node, tmp_path, "subnets", "create", *key)
+        created = node.chain.storage()
+        assert created.get("SubnetOwner", 2) == wallet.coldkeypub.ss58_address
+        assert created.get("SubnetOwnerHotkey", 2) == wallet.hotkey.ss58_address
         await chain.close()
 
 

@@ -88,7 +88,7 @@ def test_both_spellings_of_the_ecosystem_mean_the_same(role: str, received: list
         ("miner --preset moon", 64, "preset must be one of local, testnet, mainnet"),
         ("miner --config /nowhere.toml", 64, "there is no configuration file /nowhere.toml"),
         ("localnet --miners 2", 64, "must be at least training.num_stages = 3, got 2"),
-        ("localnet --stages 7", 64, "training.num_stages must be in [1, model.num_layers = 3], got 7"),
+        ("localnet --stages 7", 64, "training.num_stages must be in [1, model.num_layers = 6], got 7"),
         ("localnet --cheat identity:10", 64, "takes a miner in [1, 9], got 10"),
         ("localnet --cheat identity:0", 64, "takes a miner in [1, 9], got 0"),
         ("localnet --cheat identity", 64, "localnet.cheats in the flags must be a list, each entry text that matches"),

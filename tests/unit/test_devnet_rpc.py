@@ -69,13 +69,14 @@ def test_stake_prices_and_schedule(bench: Bench) -> None:
     due = asked(bench, "SubnetInfoRuntimeApi_get_next_epoch_start_block", NETUID)
     assert due == bench.get("LastEpochBlock", NETUID) + 10
     assert asked(bench, "SubnetInfoRuntimeApi_get_block_emission") == 10**9
+    assert asked(bench, "SubnetRegistrationRuntimeApi_get_network_registration_cost") == 1_000 * 10**9
     assert asked(bench, "SubnetInfoRuntimeApi_get_coldkey_auto_stake_hotkey", bank, NETUID) is None
     assert asked(bench, "AccountNonceApi_account_nonce", bank) == bench.chain.nonce(bank)
     assert asked(bench, "SubnetInfoRuntimeApi_get_subnet_hyperparams_v3", 9) is None
 
 
 def test_methods_that_the_node_does_not_model_answer_zero(bench: Bench) -> None:
-    assert asked(bench, "SubnetRegistrationRuntimeApi_get_network_registration_cost") == 0
+    assert asked(bench, "EthereumRuntimeRPCApi_chain_id") == 0
     assert asked(bench, "DelegateInfoRuntimeApi_get_delegates") == []
 
 

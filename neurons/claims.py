@@ -57,6 +57,14 @@ def claimed_run(directory: Path) -> str | None:
     return marker.read_text(encoding="utf-8", errors="replace").strip() if marker.exists() else None
 
 
+def last_holder(directory: Path) -> int | None:
+    """The pid of the process that holds `directory`, or held it last; None when no process has."""
+    try:
+        return int(json.loads((directory / _LOCK).read_text(encoding="utf-8"))["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _check_owner(directory: Path, run_id: str) -> None:
     marker = directory / _MARKER
     found = claimed_run(directory)

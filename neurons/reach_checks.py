@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from neurons.claims import require_free_port
+from neurons.claims import last_holder, require_free_port
 from neurons.findings import Finding, Level
 from neurons.settings import NodeSettings
 from subnet.errors import StartupRefused
@@ -34,13 +34,15 @@ class Answer(enum.StrEnum):
 class ReachFacts:
     """How this node listens, and what it tells its peers to dial.
 
-    `taken_by` says who has the port, "" when it is free. `is_local` when the run's orchestrator is on this machine too.
+    `taken_by` says who has the port, "" when it is free; `is_running` when that is this very node. `is_local` when the run's
+    orchestrator is on this machine too.
     """
 
     listen_host: str
     port: int
     announced: Endpoint
     taken_by: str
+    is_running: bool = False
     is_local: bool
     answer: Answer
     own_address: str
@@ -67,8 +69,8 @@ def _about_port(facts: ReachFacts) -> Finding:
     if not facts.taken_by:
         return Finding("port", Level.OK, f"port {facts.port} is free on {facts.listen_host}")
     text, _, remedy = facts.taken_by.partition("\n")
-    if "strata" in text:
-        return Finding("port", Level.OK, f"{text} a node of yours is running already")
+    if facts.is_running:
+        return Finding("port", Level.OK, f"this node is running already: {text}")
     return Finding("port_taken", Level.PROBLEM, text, remedy)
 
 
@@ -111,6 +113,7 @@ async def read_reach(node: NodeSettings, announced: Endpoint, *, orchestrator_ur
         port=node.port,
         announced=announced,
         taken_by=taken_by,
+        is_running=f"by pid {last_holder(node.data_path)} " in taken_by,
         is_local=orchestrator_url is not None and _is_loopback(urlsplit(orchestrator_url).hostname or ""),
         answer=answer,
         own_address=_own_address(),

@@ -4,10 +4,12 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from neurons.claims import directory_claim
 from neurons.findings import Level
 from neurons.reach_checks import Answer, ReachFacts, reach_findings, read_reach
 from neurons.settings import NodeSettings
@@ -51,7 +53,7 @@ def test_each_obstacle_is_told_apart(changed: dict[str, Any], code: str, words: 
 
 
 def test_a_node_that_runs_already_has_its_port_and_a_local_run_needs_no_outside() -> None:
-    running = facts(taken_by="port 8091 is taken by pid 7 (python strata miner).\nStop it.")
+    running = facts(taken_by="port 8091 is taken by pid 7 (python strata miner).\nStop it.", is_running=True)
     local = facts(is_local=True, announced=Endpoint(host="127.0.0.1", port=8_091))
     for found in (reach_findings(running), reach_findings(local)):
         assert {finding.level for finding in found} == {Level.OK}
@@ -79,8 +81,8 @@ async def stranger() -> AsyncIterator[int]:
         await server.wait_closed()
 
 
-async def test_what_answers_at_the_announced_address_is_found_by_dialling_it() -> None:
-    node = NodeSettings(listen_host="127.0.0.1", port=free_port())
+async def test_what_answers_at_the_announced_address_is_found_by_dialling_it(tmp_path: Path) -> None:
+    node = NodeSettings(listen_host="127.0.0.1", port=free_port(), data_dir=str(tmp_path))
 
     async def answer(port: int, of: NodeSettings = node, host: str = "127.0.0.1") -> Answer:
         return (await read_reach(of, Endpoint(host=host, port=port), orchestrator_url=None)).answer
@@ -90,9 +92,12 @@ async def test_what_answers_at_the_announced_address_is_found_by_dialling_it() -
     assert await answer(node.port, host="no-such-host.invalid") is Answer.NO_ADDRESS
     async with stranger() as port:
         assert await answer(port) is Answer.STRANGERS
-        taken = NodeSettings(listen_host="127.0.0.1", port=port)
+        taken = NodeSettings(listen_host="127.0.0.1", port=port, data_dir=str(tmp_path))
         found = await read_reach(taken, Endpoint(host="127.0.0.1", port=port), orchestrator_url="http://localhost:1")
-        assert f"port {port} is taken" in found.taken_by and found.is_local
+        assert f"port {port} is taken" in found.taken_by and found.is_local and not found.is_running
+        with directory_claim(tmp_path, "run-1", role="miner"):
+            ours = await read_reach(taken, Endpoint(host="127.0.0.1", port=port), orchestrator_url=None)
+        assert ours.is_running and ours.answer is Answer.OURS
     remote = await read_reach(node, Endpoint(host="127.0.0.1", port=node.port), orchestrator_url="http://8.8.8.8:1")
     assert not remote.is_local and remote.own_address
     named = await read_reach(node, Endpoint(host="127.0.0.1", port=node.port), orchestrator_url="https://x.example")

@@ -14,7 +14,7 @@ import msgspec
 import uvloop
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_STOP_S = 10.0
+_STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

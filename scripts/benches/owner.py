@@ -49,7 +49,17 @@ async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey],
     for hotkey in hotkeys:
         chain.register(hotkey, "miner")
     embedded = await asyncio.to_thread(start_embedded, directory / "state")
-    store = RedisStateStore(embedded.url, "bench")
+    try:
+        await _serve_on(connection, directory, chain, created, embedded.url)
+    finally:
+        await asyncio.to_thread(embedded.stop)
+
+
+async def _serve_on(
+    connection: Connection, directory: Path, chain: MemoryChainState, created: Created, state_url: str
+) -> None:
+    clock = SystemClock()
+    store = RedisStateStore(state_url, "bench")
     listener = Listener(_ONE_ADDRESS)
     await listener.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.port}"
@@ -92,4 +102,3 @@ async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey],
         work.result()
     await listener.stop()
     await store.close()
-    await asyncio.to_thread(embedded.stop)

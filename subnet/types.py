@@ -75,7 +75,7 @@ class Endpoint(Record, frozen=True):
     port: int
 
 
-class Lease(Record, frozen=True):
+class Lease(Record, frozen=True, gc=False):
     """The right to work on one sample along one pathway (trust.md 1.2).
 
     `hops[k]` is the miner of stage k. `attempt` grows by one at each re-route. `deadline_s` is unix time;
@@ -92,7 +92,7 @@ class Lease(Record, frozen=True):
     signature: str = ""
 
 
-class Receipt(Record, frozen=True):
+class Receipt(Record, frozen=True, gc=False):
     """One entry of a miner's receipt chain (trust.md 1.1).
 
     `input_digest` and `output_digest` are of the payload bytes received and sent. The last stage's forward has the

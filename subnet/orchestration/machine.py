@@ -262,8 +262,8 @@ def _training_is_over(turn: Turn) -> bool:
     if _is_late(turn):
         return True
     state, training = turn.state, turn.config.training
-    for stage, roster in enumerate(state.current.roster):
-        live = [hotkey for hotkey in roster if hotkey in state.live_members(stage)]
+    for stage in range(len(state.current.roster)):
+        live = state.live_roster(stage)
         done = [hotkey for hotkey in live if _num_credited(state, hotkey) >= training.target_batches]
         if not live or len(done) < training.quorum * len(live):
             return False
@@ -279,13 +279,8 @@ def _commits_are_in(turn: Turn) -> bool:
     state, current = turn.state, turn.state.current
     if _is_late(turn):
         return True
-    waiting = [
-        hotkey
-        for stage, roster in enumerate(current.roster)
-        for hotkey in roster
-        if hotkey not in current.commits and hotkey in state.live_members(stage)
-    ]
-    return not waiting
+    live = [hotkey for stage in range(len(current.roster)) for hotkey in state.live_roster(stage)]
+    return all(hotkey in current.commits for hotkey in live)
 
 
 def _root_included(turn: Turn, event: RootIncluded) -> None:

@@ -198,6 +198,15 @@ class State:
         """Enlisted validators that hold a permit, sorted."""
         return tuple(sorted(hotkey for hotkey in self.auditors if hotkey in self.permits))
 
+    def live_roster(self, stage: int) -> list[Hotkey]:
+        """Miners of the epoch's roster of a stage that are live there and not banned, in the roster's order."""
+        members = (self.members[hotkey] for hotkey in self.current.roster[stage])
+        return [
+            member.hotkey
+            for member in members
+            if member.stage == stage and member.is_live and member.banned_until < self.epoch
+        ]
+
     def live_members(self, stage: int) -> list[Hotkey]:
         """Live miners of a stage that are not banned, sorted."""
         return sorted(

@@ -43,8 +43,7 @@ def _next_lease(turn: Turn, sender: Hotkey) -> Lease | None:
     )
     hops = list(pathways.pathway(current.roster, beacon=current.beacon, epoch=current.epoch, sample=sample))
     for stage in range(1, len(hops)):
-        live = turn.state.live_members(stage)
-        candidates = [hotkey for hotkey in current.roster[stage] if hotkey in live]
+        candidates = turn.state.live_roster(stage)
         if not candidates:
             return None
         if hops[stage] not in candidates:
@@ -93,8 +92,7 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
     failed = sample.lease.hops[stage]
     edge = (sender, failed)
     current.reroutes[edge] = current.reroutes.get(edge, 0) + 1
-    live = turn.state.live_members(stage)
-    candidates = [hotkey for hotkey in current.roster[stage] if hotkey in live and hotkey != failed]
+    candidates = [hotkey for hotkey in turn.state.live_roster(stage) if hotkey != failed]
     is_choosy = current.reroutes[edge] > turn.config.training.max_reroutes
     if is_choosy or not candidates:
         drop(

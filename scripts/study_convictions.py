@@ -306,7 +306,7 @@ MEASURES: dict[str, tuple[Callable[[Row], float], float]] = {
     "rel_d max": (lambda row: row.measures.rel_d_max, LONE_GRADIENT_SLACK * STRICTEST_REL_D),
     "token": (lambda row: row.measures.rel_d_token, 0.25),
     "token max": (lambda row: row.worst_token, 0.5),
-    "dw": (lambda row: row.measures.rel_dw, 0.25),
+    "dw": (lambda row: row.measures.rel_dw, AuditConfig().max_rel_dw),
     "loss": (lambda row: row.measures.loss_error, AuditConfig().max_loss_error),
     "norm ratio": (lambda row: abs(row.measures.norm_ratio - 1), 0.1),
 }

@@ -12,6 +12,7 @@ from subnet.sim.loop import VirtualClock, run
 from subnet.types import Noise, NumericMode, StageIndex
 from subnet.validation.calibrate import (
     MAX_PARAMS,
+    MAX_TOKENS,
     decode_noise,
     encode_noise,
     measure_noise,
@@ -57,7 +58,9 @@ def test_a_large_model_is_measured_narrower_and_as_deep() -> None:
     reference = reference_config(main)
     sizes = [num_elements(reference, StageIndex(stage)) for stage in range(main.training.num_stages)]
     assert sum(sizes) <= MAX_PARAMS
-    assert (reference.training, reference.model.num_layers) == (main.training, main.model.num_layers)
+    assert reference.training.microbatch_size * reference.training.num_tokens <= MAX_TOKENS
+    assert reference.training.num_tokens == main.training.num_tokens
+    assert (reference.training.num_stages, reference.model.num_layers) == (4, main.model.num_layers)
     assert reference.model.width == 64 * reference.model.bottleneck_width < main.model.width
     small = small_config()
     assert reference_config(small) == small

@@ -1,5 +1,7 @@
 """The one screen at the end of a local subnet: what was learned, who did what and got what, and whether all of it holds."""
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -160,8 +162,10 @@ def _verdict(report: Report) -> Text:
 
 
 def _next(root: Path) -> Text:
+    """What to type, as it can be typed here: scripts/localnet runs a `strata` that no PATH may lead to."""
+    strata = "strata" if shutil.which("strata") else str(Path(sys.executable).with_name("strata"))
     return Text(
-        f"next    strata audit {root}          recompute every score and compare with the chain\n"
+        f"next    {strata} audit {root}          recompute every score and compare with the chain\n"
         f"        less {root}/report.json      this, as JSON; logs are in {root}/logs\n"
-        "        strata localnet --cheat identity:1 --dir other      watch a cheat lose its pay"
+        f"        {strata} localnet --cheat identity:1 --dir other      watch a cheat lose its pay"
     )

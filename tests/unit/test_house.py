@@ -2,9 +2,9 @@
 
 import ast
 import re
+import resource
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,13 +122,15 @@ def test_the_command_line_answers_at_once() -> None:
         imported("import neurons.cli", "torch", "transformers", "bittensor", "aiohttp", "numpy", "asyncio", "structlog")
         == []
     )
+    # processor time: what other processes of a busy machine take is not the command's
     took_s = min(_help_s() for _ in range(3))
     assert took_s < 0.4
 
 
 def _help_s() -> float:
-    began = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "neurons.cli", "--help"], capture_output=True, timeout=60, check=True, cwd=ROOT
     )
-    return time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -69,7 +68,7 @@ class NodeSettings(Record, frozen=True):
     state_url: str = ""
     """redis://HOST:PORT/DB of the orchestrator; empty: an embedded store in `data_dir`."""
     blob_url: str = ""
-    """s3://BUCKET of the orchestrator, with its keys in the AWS_ variables; empty: a directory under `data_dir`."""
+    """s3://BUCKET/PREFIX of the orchestrator, with its keys in the AWS_ variables; empty: a directory under `data_dir`."""
     mode: NumericMode = NumericMode.FP32
     """How this node computes; the run's `training.modes` must allow it."""
     num_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -268,19 +267,6 @@ def _environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     return settings
 
 
-def bucket(url: str, *, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Where `node.blob_url` points, and the key to it from the variables that S3 tools share. Raises InvalidConfig."""
-    parts = urlsplit(url)
-    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environment.get(name)]
-    if parts.scheme != "s3" or not parts.hostname or parts.path.strip("/"):
-        raise InvalidConfig(f"node.blob_url must be s3://BUCKET (or empty for a directory), got {url!r}")
-    if missing:
-        raise InvalidConfig(f"node.blob_url names a bucket, but {' and '.join(missing)} is not set")
-    region = environment.get("AWS_REGION", "us-east-1")
-    return {
-        "name": parts.hostname,
-        "endpoint": environment.get("AWS_ENDPOINT_URL", f"https://s3.{region}.amazonaws.com"),
-        "access_key": environment["AWS_ACCESS_KEY_ID"],
-        "secret_key": environment["AWS_SECRET_ACCESS_KEY"],
-        "region": region,
-    }
+def bucket_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that S3 tools share: keys of a bucket stay out of files and flags."""
+    return {name: value for name, value in environment.items() if name.startswith("AWS_")}

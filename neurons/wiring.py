@@ -224,8 +224,7 @@ async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> 
 
 def _blob_store(config: NodeConfig, base_url: str, clock: SystemClock) -> BlobStore:
     if config.node.blob_url:
-        place = settings.bucket(config.node.blob_url)
-        return S3BlobStore(Bucket(**place), clock=clock)
+        return S3BlobStore(Bucket.from_url(config.node.blob_url, settings.bucket_variables()), clock=clock)
     root = config.node.data_path
     return DirectoryBlobStore(root / "blobs", base_url + "/v1/blobs", secret=_secret(root / "blob-secret"), clock=clock)
 

@@ -6,7 +6,6 @@ of the key, and whoever reads an object checks it.
 
 import hashlib
 import hmac
-import os
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -82,11 +81,6 @@ class S3BlobStore:
             client_options={"allow_http": bucket.endpoint.startswith("http://"), "timeout": timedelta(seconds=60)},
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
         )
-
-    @classmethod
-    def from_url(cls, url: str, *, clock: Clock) -> "S3BlobStore":
-        """The bucket of `s3://BUCKET/PREFIX`, its endpoint and key from the AWS variables of this process."""
-        return cls(Bucket.from_url(url, os.environ), clock=clock)
 
     async def put(self, key: str, data: bytes) -> None:
         """Store atomically. Raises TransientFailure."""

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from subnet import draws, receipts, wire
-from subnet.errors import Refused
+from subnet.errors import ProtocolViolation, Refused
 from subnet.merging.schedule import shard_plans
+from subnet.merging.upload import check_commitment
 from subnet.orchestration.events import CommitRoot, OuterRefereed, RefereeOuter, RefereeShard, ShardRefereed, Wake
 from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted
 from subnet.orchestration.membership import member_of
@@ -89,10 +90,15 @@ def _check_commit(turn: Turn, sender: Hotkey, stage: StageIndex, request: wire.C
     digests = [checkpoint.digest for checkpoint in request.checkpoints]
     if not all(_DIGEST.fullmatch(found) for found in (request.upload_digest, *request.chunk_digests, *digests)):
         raise Refused("digest", "a digest is 64 lower-case hex digits of blake3")
-    size = state.num_elements[stage] * 4
-    num_chunks = -(-size // turn.config.merge.chunk_bytes)
-    if request.upload_bytes != size or len(request.chunk_digests) != num_chunks:
-        raise Refused("upload", f"stage {stage} has {size} bytes in {num_chunks} chunks")
+    try:
+        check_commitment(
+            request.upload_bytes,
+            request.chunk_digests,
+            num_elements=state.num_elements[stage],
+            chunk_bytes=turn.config.merge.chunk_bytes,
+        )
+    except ProtocolViolation as error:
+        raise Refused("upload", str(error)) from error
 
 
 def _check_segments(turn: Turn, work: Work | None, request: wire.CommitEpoch) -> None:

@@ -158,7 +158,8 @@ def _audit_tells_an_altered_byte(net: Localnet, tmp_path: Path) -> None:
     shutil.copytree(net.directory, copy)
     segment = sorted((copy / "nodes" / "orchestrator" / "blobs" / "runs").glob("*/ledger/*"))[1]
     data = bytearray(segment.read_bytes())
-    at = data.index(b'"loss":') + len(b'"loss":') + 3
+    recorded = data.index(b'"fact":"LossRecorded"')
+    at = data.index(b'"loss":', recorded) + len(b'"loss":') + 3
     data[at] ^= 1
     segment.write_bytes(bytes(data))
     altered = strata("audit", str(copy))

@@ -354,7 +354,7 @@ class Orchestrator:
     # ---- chain and time ----------------------------------------------------------------------------------------
 
     def _note_roots(self) -> None:
-        epoch, root = self.state.published_root
+        epoch, root = self.state.newest_root
         self._published.discovery = msgspec.structs.replace(self._published.discovery, e=epoch, m=root)
 
     async def _publish(self) -> None:

@@ -21,7 +21,7 @@ from subnet.config import RunConfig
 from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
 from subnet.training.pipeline import SampleKey, StageWorker
-from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
+from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
 
 log = logging.getLogger("strata.miner")
 
@@ -291,7 +291,6 @@ class Workbench:
                 stage=self.stage,
                 direction=direction,
                 params_version=self._worker.num_steps,
-                input_digest=Digest(NO_DIGEST),
             )
         )
 

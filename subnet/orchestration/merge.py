@@ -125,7 +125,6 @@ def close_commits(turn: Turn) -> None:
         for hotkey, commit in sorted(current.commits.items())
     ]
     current.commit_root = receipts.merkle_root(leaves)
-    turn.state.published_root = (current.epoch, current.commit_root)
     turn.ask(CommitRoot(epoch=current.epoch, root=current.commit_root))
 
 

@@ -186,12 +186,19 @@ class State:
     objects: dict[Epoch, list[str]] = field(default_factory=dict)
     """Keys of what was stored for an epoch, to be deleted when it is old."""
     ledger: Ledger = field(default_factory=Ledger)
-    published_root: tuple[int, Digest] = (-1, NO_DIGEST)
 
     @property
     def epoch(self) -> Epoch:
         """The epoch being worked on."""
         return self.current.epoch
+
+    @property
+    def newest_root(self) -> tuple[int, Digest]:
+        """Epoch and commit root of the newest epoch whose commitments are closed, (-1, "") before the first."""
+        for work in (self.current, self.previous):
+            if work is not None and work.commit_root:
+                return work.epoch, work.commit_root
+        return -1, NO_DIGEST
 
     @property
     def validators(self) -> tuple[Hotkey, ...]:

@@ -10,6 +10,7 @@ from neurons.description import config_digest
 from neurons.exit_codes import ExitCode
 from neurons.lifecycle import Stop, run_role, until_stopped
 from neurons.observe import observed, run_measures
+from neurons.page import offer_page
 from neurons.roles.orchestrator import Orchestrator
 from neurons.scoring import parse_discovery
 from neurons.settings import NodeConfig
@@ -17,7 +18,7 @@ from neurons.wiring import OwnerNode, owner_node
 from subnet import wire
 from subnet.adapters.blobs import DirectoryBlobStore
 from subnet.adapters.corpus import make_corpus
-from subnet.adapters.http_server import mount_control, mount_public, mount_status
+from subnet.adapters.http_server import mount_control, mount_status
 from subnet.adapters.listener import Listener
 from subnet.dashboard.views import run_view
 from subnet.errors import NotFound, ProtocolViolation, StartupRefused
@@ -135,7 +136,7 @@ async def _serve(node: OwnerNode, genesis: Created, stop: Stop) -> None:
     )
     listener = Listener()
     mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, memory=node.store, clock=node.clock)
-    mount_public(listener, orchestrator.public)
+    offer_page(listener, orchestrator.public, node.chain)
 
     def health() -> dict[str, object]:
         state = orchestrator.state

@@ -123,7 +123,7 @@ class Session:
         await register_all(plan, self._wallets)
         self.tell(f"{len(plan.parts) - 1} hotkeys registered, validators staked")
         await self._until_announced(watch)
-        self.tell(f"orchestrator at {plan.url}")
+        self.tell(f"orchestrator at {plan.url}, which shows the run in a browser")
         for part in plan.parts:
             if part is not plan.orchestrator:
                 self._keep(group, self._role(part))

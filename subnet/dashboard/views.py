@@ -2,6 +2,7 @@
 
 import msgspec
 
+from subnet import wire
 from subnet.orchestration.state import State
 from subnet.types import Epoch, Hotkey, LossFlag, Outcome, Phase, StageIndex
 
@@ -48,6 +49,14 @@ class FlagView(View, frozen=True):
     z: float
 
 
+class StandingView(View, frozen=True):
+    """What one hotkey has earned by the record, as a validator computed it; `weight` is its share of all."""
+
+    hotkey: Hotkey
+    score: float
+    weight: float
+
+
 class EvaluationView(View, frozen=True):
     """Held-out loss of a published epoch, nats per token."""
 
@@ -88,6 +97,9 @@ class RunView(View, frozen=True):
     ledger_head: str
     num_ledger_entries: int
     flags: tuple[FlagView, ...] = ()
+    standings: tuple[StandingView, ...] = ()
+    dissenting: tuple[Hotkey, ...] = ()
+    """Validators that computed other weights from the same segment than those shown: whom to believe, `strata audit` tells."""
 
 
 RECENT_LOSSES = 20
@@ -111,6 +123,8 @@ def run_view(state: State) -> RunView:
         validators=state.validators,
         audits=_audits(state),
         flags=_flags(state),
+        standings=_standings(state),
+        dissenting=_dissenting(state),
         evaluations=tuple(
             EvaluationView(epoch=epoch, loss=found.loss, loss_wires_zeroed=found.loss_wires_zeroed)
             for epoch, found in sorted(state.evaluations.items())
@@ -187,6 +201,31 @@ def _audits(state: State) -> tuple[AuditView, ...]:
             )
         )
     return tuple(views)
+
+
+def _newest_posts(state: State) -> list[tuple[Hotkey, wire.PostScores]]:
+    """What validators posted for the newest segment that any of them scored, by hotkey."""
+    posts = [
+        (hotkey, post) for hotkey, post in sorted(state.posted.items()) if post.segment < state.ledger.num_segments
+    ]
+    newest = max((post.segment for _, post in posts), default=None)
+    return [(hotkey, post) for hotkey, post in posts if post.segment == newest]
+
+
+def _standings(state: State) -> tuple[StandingView, ...]:
+    posts = _newest_posts(state)
+    if not posts:
+        return ()
+    _, shown = posts[0]
+    return tuple(
+        StandingView(hotkey=hotkey, score=score, weight=shown.weights.get(hotkey, 0.0))
+        for hotkey, score in sorted(shown.scores.items())
+    )
+
+
+def _dissenting(state: State) -> tuple[Hotkey, ...]:
+    posts = _newest_posts(state)
+    return tuple(hotkey for hotkey, post in posts if post.weights != posts[0][1].weights)
 
 
 def _flags(state: State) -> tuple[FlagView, ...]:

@@ -5,7 +5,7 @@ import msgspec
 from subnet import wire
 from subnet.dashboard.views import RunView, run_view
 from subnet.orchestration.state import State
-from subnet.types import Digest, Epoch, Measures, Outcome, Phase
+from subnet.types import NO_DIGEST, Digest, Epoch, Measures, Outcome, Phase
 from tests.unit.orchestration import MINERS, VALIDATORS, Run
 
 MEASURES = Measures(
@@ -57,6 +57,26 @@ def test_a_merge_and_an_audit_are_shown_as_they_go() -> None:
     assert (view.epoch, view.sealed_segments, view.evaluations[0].loss) == (1, 1, None)
     run.done(view.validators[0], wire.PostScores(segment=0, ledger_head=view_head(view), scores={}, weights={}))
     assert run_view(run.state).posted == {VALIDATORS[0]: 0}
+
+
+def test_standings_are_those_of_the_newest_segment_and_dissent_is_named() -> None:
+    run = Run()
+    run.begin(*MINERS)
+    run.train()
+    run.commit()
+    run.upload()
+    run.merge()
+    assert run_view(run.state).standings == ()
+    one, other = {MINERS[0]: 0.25, MINERS[1]: 0.75}, {MINERS[0]: 1.0}
+    for validator, segment, weights in ((VALIDATORS[0], 0, one), (VALIDATORS[1], 0, other), (VALIDATORS[2], 9, other)):
+        scores = {hotkey: 2.0 * weight for hotkey, weight in weights.items()}
+        run.ask(validator, wire.PostScores(segment=segment, ledger_head=NO_DIGEST, scores=scores, weights=weights))
+    view = run_view(run.state)
+    assert [(row.hotkey, row.score, row.weight) for row in view.standings] == [
+        (MINERS[0], 0.5, 0.25),
+        (MINERS[1], 1.5, 0.75),
+    ]
+    assert view.dissenting == (VALIDATORS[1],), "a segment that is not sealed yet is nobody's"
 
 
 def view_head(view: RunView) -> Digest:

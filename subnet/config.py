@@ -41,6 +41,31 @@ class OptimizerKind(enum.StrEnum):
     ADAMW = "adamw"
 
 
+class RunKind(enum.StrEnum):
+    """How a run trains: one loss through a pipeline of stages (papers.md A), or each stage on a loss of its own (papers.md B)."""
+
+    PIPELINE = "pipeline"
+    BLOCKTRAIN = "blocktrain"
+
+
+class Objective(enum.StrEnum):
+    """Local loss of a stage in a BlockTrain run (papers.md B2 and B4)."""
+
+    DIFFUSION = "diffusion"
+    """Denoise the embedding of the next token within a band of noise levels; nothing trained is shared between stages."""
+    GREEDY = "greedy"
+    """Predict the next token with a head of its own, from what the published stages below make of the text."""
+    LOOKAHEAD = "lookahead"
+    """As greedy, and the published stages just above, held still, predict from this stage's output too."""
+
+
+class DiffusionContext(enum.StrEnum):
+    """Where a denoising stage sees the clean text: before the noisy tokens as a second sequence, or added to them."""
+
+    CONCAT = "concat"
+    SINGLE = "single"
+
+
 class AuditMode(enum.StrEnum):
     """What an audit replays: one drawn segment, or the whole epoch (the paper's full tracking)."""
 
@@ -195,15 +220,43 @@ class DeadlineConfig(Record, frozen=True):
     """A miner not heard of for this long is re-routed around."""
 
 
+class BlockTrainConfig(Record, frozen=True):
+    """Local objectives of a BlockTrain run (papers.md B2); unused in a pipeline run."""
+
+    objective: Objective = Objective.GREEDY
+    context: DiffusionContext = DiffusionContext.SINGLE
+    """Of the diffusion objective."""
+    sigma_min: Positive = 1.0
+    """Least noise of the diffusion objective, over unit-norm targets; far below 1 a stage reads its target off (B2)."""
+    sigma_max: Positive = 10.0
+    """Most noise; sampling starts here."""
+    sigma_data: Positive = 0.5
+    p_mean: float = -1.2
+    """Mean of the log of the noise level, before it is cut off at both ends."""
+    p_std: Positive = 1.2
+    overlap: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    """Exponent g by which a stage's band of noise levels is widened for training: by (high / low)^g at each end."""
+    num_ahead: Count = 1
+    """Stages above that a lookahead stage predicts through, as far as there are any."""
+
+    def __post_init__(self) -> None:
+        if self.sigma_min >= self.sigma_max:
+            raise InvalidConfig(
+                f"blocktrain.sigma_min must be below blocktrain.sigma_max = {self.sigma_max}, got {self.sigma_min}"
+            )
+
+
 class RunConfig(Record, frozen=True):
     """Everything the nodes of one run agree on."""
 
+    kind: RunKind = RunKind.PIPELINE
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     corpus: CorpusConfig = CorpusConfig()
     merge: MergeConfig = MergeConfig()
     audit: AuditConfig = AuditConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
+    blocktrain: BlockTrainConfig = BlockTrainConfig()
 
     def __post_init__(self) -> None:
         if self.model.num_layers < self.training.num_stages:

@@ -5,7 +5,7 @@ The order of a stage's flat vector is the sorted order of its params' names (mod
 
 import math
 
-from subnet.config import Bottleneck, ModelConfig, RunConfig
+from subnet.config import Bottleneck, ModelConfig, RunConfig, RunKind
 from subnet.types import StageIndex
 
 FULL_ANCHOR_LIMIT = 1 << 24
@@ -15,14 +15,14 @@ ANCHOR_RANK = 64
 Shapes = dict[str, tuple[int, ...]]
 
 
-def is_first(stage: StageIndex) -> bool:
-    """Whether this stage reads tokens and receives no activation."""
-    return stage == 0
+def is_first(config: RunConfig, stage: StageIndex) -> bool:
+    """Whether this stage reads tokens and receives no activation; in a BlockTrain run every stage does."""
+    return config.kind is RunKind.BLOCKTRAIN or stage == 0
 
 
 def is_last(config: RunConfig, stage: StageIndex) -> bool:
-    """Whether this stage computes the loss and sends no activation."""
-    return stage == config.training.num_stages - 1
+    """Whether this stage computes the loss and sends no activation; in a BlockTrain run every stage does."""
+    return config.kind is RunKind.BLOCKTRAIN or stage == config.training.num_stages - 1
 
 
 def layers_of(config: RunConfig, stage: StageIndex) -> range:
@@ -98,7 +98,7 @@ def param_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
     shapes: Shapes = {}
     for layer in layers:
         shapes |= _layer_shapes(model, layer)
-    if is_first(stage):
+    if is_first(config, stage):
         shapes["model.embed_tokens.weight"] = (model.vocab_size, model.width)
     else:
         shapes |= _receiving_shapes(model, cut=stage - 1, layer=layers[0])

@@ -21,7 +21,7 @@ class _Body(nn.Module):
         super().__init__()
         model, indices = config.model, layers_of(config, stage)
         layers: dict[str, nn.Module] = {str(index): DecoderLayer(model) for index in indices}
-        receives, sends = not is_first(stage), not is_last(config, stage)
+        receives, sends = not is_first(config, stage), not is_last(config, stage)
         if model.bottleneck is Bottleneck.IOTA:
             for index in (indices[0], indices[-1]):
                 layers[str(index)] = IotaLayer(
@@ -46,7 +46,7 @@ class StageModule(nn.Module):
         self.model = _Body(config, stage)
         self.lm_head = nn.Linear(model.width, model.vocab_size, bias=False) if is_last(config, stage) else None
         cuts: dict[str, nn.Module] = {}
-        if not is_first(stage):
+        if not is_first(config, stage):
             cuts[str(stage - 1)] = Cut(
                 decoder=resbm_decoder(model) if self.design is Bottleneck.RESBM else None,
                 anchor=Anchor(model) if has_anchor(model) else None,
@@ -54,7 +54,7 @@ class StageModule(nn.Module):
         if not is_last(config, stage) and self.design is Bottleneck.RESBM:
             cuts[str(stage)] = Cut(encoder=resbm_encoder(model))
         self.cuts = nn.ModuleDict(cuts)
-        self._receiving = None if is_first(stage) else str(stage - 1)
+        self._receiving = None if is_first(config, stage) else str(stage - 1)
         self._sending = str(stage)
         cos, sin = rope_tables(model, config.training.num_tokens)
         self.register_buffer("cos", cos, persistent=False)

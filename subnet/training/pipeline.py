@@ -52,7 +52,7 @@ class StageWorker:
         self.config = config
         self.stage = stage
         self.mode = mode
-        self._is_first = is_first(stage)
+        self._is_first = is_first(config, stage)
         self._is_last = is_last(config, stage)
         self._module = build_stage(config, stage)
         self._shapes = param_shapes(config, stage)

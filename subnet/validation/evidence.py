@@ -26,9 +26,9 @@ def payloads_named(config: RunConfig, receipt: Receipt) -> tuple[Digest, ...]:
     """
     has_input = has_output = False
     if receipt.direction is Direction.FORWARD:
-        has_input, has_output = not is_first(receipt.stage), not is_last(config, receipt.stage)
+        has_input, has_output = not is_first(config, receipt.stage), not is_last(config, receipt.stage)
     elif receipt.direction is Direction.BACKWARD:
-        has_input, has_output = not is_last(config, receipt.stage), not is_first(receipt.stage)
+        has_input, has_output = not is_last(config, receipt.stage), not is_first(config, receipt.stage)
     return (receipt.input_digest,) * has_input + (receipt.output_digest,) * has_output
 
 

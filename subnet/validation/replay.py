@@ -134,7 +134,7 @@ class _Replay:
         self._worker = worker
         self._evidence = evidence
         self._corpus = corpus
-        self._is_first = is_first(worker.stage)
+        self._is_first = is_first(config, worker.stage)
         self._is_last = is_last(config, worker.stage)
         self._steps_left = sum(receipt.direction is Direction.STEP for receipt in evidence.receipts)
         self._sent: dict[SampleKey, Digest] = {}

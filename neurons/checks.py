@@ -3,11 +3,15 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from incentives.reward import Score
 from incentives.weights import to_u16
 from neurons.scoring import Record, scored, weighted
 from subnet import receipts, wire
+from subnet.config import RunConfig
 from subnet.errors import InvariantBroken
+from subnet.lanes import lanes
 from subnet.orchestration.invariants import check_record
 from subnet.orchestration.ledger import GENESIS_HEAD, EpochPublished, RootCommitted, ScoresPosted, VerdictRecorded
 from subnet.receipts import verdict_bytes
@@ -82,7 +86,8 @@ def check_invariants(history: History) -> Finding:
     if created is None:
         return Finding(name=name, holds=False, detail="the record does not begin with the run's creation")
     try:
-        check_record(history.record.entries, num_stages=len(created.num_elements))
+        config = msgspec.json.decode(created.config_json, type=RunConfig)
+        check_record(history.record.entries, lanes(config))
     except InvariantBroken as error:
         return Finding(name=name, holds=False, detail=str(error))
     num_units = sum(

@@ -24,6 +24,7 @@ from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
 from subnet.config import RunConfig
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
+from subnet.lanes import lanes
 from subnet.orchestration.events import Created
 from subnet.orchestration.invariants import check_record
 from subnet.ports import Corpus
@@ -357,7 +358,7 @@ class VirtualSubnet:
             raise InvariantBroken("the orchestrator never ran")
         record = Record()
         await record.follow(_Reader(orchestrator.public), orchestrator.state.ledger.num_segments)
-        check_record(record.entries, num_stages=self._config.training.num_stages)
+        check_record(record.entries, lanes(self._config))
         weights = {
             name: await self._chain.view(self._owner).weights(self._signers[name].hotkey)
             for name in self._disks

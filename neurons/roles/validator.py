@@ -18,6 +18,7 @@ from subnet.config import RunConfig
 from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
 from subnet.inference.evaluate import heldout_loss
+from subnet.lanes import lanes
 from subnet.model.partition import num_elements
 from subnet.orchestration.invariants import check_record
 from subnet.orchestration.ledger import VerdictRecorded
@@ -288,7 +289,7 @@ class Validator:
         await self.record.follow(ports.public, discovery.n)
         if self.record.num_segments != discovery.n or self.record.head != discovery.s:
             raise InvariantBroken(f"the ledger's head after segment {discovery.n - 1} is not the one on chain")
-        check_record(self.record.entries, num_stages=self._config.training.num_stages)
+        check_record(self.record.entries, lanes(self._config))
         self._check_own_verdicts()
         weights = weighted(self.record, burn_hotkey=self._owner)
         if weights:

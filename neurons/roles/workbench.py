@@ -20,6 +20,8 @@ from subnet import frames, receipts, wire
 from subnet.config import RunConfig
 from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
+from subnet.lanes import hop
+from subnet.model.partition import is_first
 from subnet.training.pipeline import SampleKey, StageWorker
 from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
 
@@ -75,11 +77,6 @@ class Workbench:
         self._leases_due_s = 0.0
 
     @property
-    def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self.stage == self._config.training.num_stages - 1
-
-    @property
     def open_samples(self) -> int:
         """Samples between their forward and their backward here."""
         return len(self._open)
@@ -124,17 +121,17 @@ class Workbench:
 
     def _check_lease(self, sender: Hotkey, frame: Frame) -> None:
         lease, header = frame.header.lease, frame.header
-        if lease.run_id != self._run_id or len(lease.hops) != self._config.training.num_stages:
-            raise ProtocolViolation("the lease is of another run")
+        if lease.run_id != self._run_id or hop(self._config, lease, self.stage) is None:
+            raise ProtocolViolation("the lease is of another run, or does not lead through this stage")
         if lease.epoch > self._epoch:
             raise Backpressure(f"still in epoch {self._epoch}")
         if lease.epoch < self._epoch:
             raise Refused("epoch", f"epoch {lease.epoch} is over here")
         step = -1 if header.direction is Direction.FORWARD else 1
-        neighbour = self.stage + step
-        if header.direction not in (Direction.FORWARD, Direction.BACKWARD) or not 0 <= neighbour < len(lease.hops):
+        neighbour = hop(self._config, lease, self.stage + step)
+        if header.direction not in (Direction.FORWARD, Direction.BACKWARD) or neighbour is None:
             raise ProtocolViolation("a frame moves an activation down or its gradient up")
-        if lease.hops[self.stage] != self._ports.signer.hotkey or lease.hops[neighbour] != sender:
+        if hop(self._config, lease, self.stage) != self._ports.signer.hotkey or neighbour != sender:
             raise ProtocolViolation("the lease names another sender or receiver")
         if not self._ports.signer.verify(self._orchestrator, receipts.lease_bytes(lease), lease.signature):
             raise ProtocolViolation("the lease is not signed by this run's orchestrator")
@@ -173,7 +170,7 @@ class Workbench:
             await self._close()
         if not self._may_admit():
             return False
-        if self.stage == 0:
+        if is_first(self._config, self.stage):
             lease = await self._next_lease(may_lease)
             if lease is None:
                 return False
@@ -262,7 +259,7 @@ class Workbench:
         self, lease: Lease, direction: Direction, received: bytes, sent: bytes | None, *, loss: float | None = None
     ) -> None:
         kept = [payload for payload in (received, sent) if payload is not None]
-        if direction is Direction.FORWARD and self.stage == 0:
+        if direction is Direction.FORWARD and is_first(self._config, self.stage):
             kept = kept[1:]  # token ids come from the corpus, they are no evidence
         self._books.record(
             Receipt(

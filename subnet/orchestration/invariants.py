@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from subnet.errors import InvariantBroken
+from subnet.lanes import Lanes
 from subnet.orchestration.ledger import Credited, Entry, EpochPublished, EpochStarted, Leased, Voided
 from subnet.orchestration.state import State
 from subnet.types import Hotkey, SampleId
@@ -29,7 +30,7 @@ def _check_roster(epoch: int, roster: tuple[tuple[Hotkey, ...], ...]) -> None:
         raise InvariantBroken(f"epoch {epoch}: a hotkey is in two stages")
 
 
-def check_record(entries: Iterable[Entry], *, num_stages: int) -> None:
+def check_record(entries: Iterable[Entry], lanes: Lanes) -> None:
     """Over a whole record: leases within the roster, one credit for each unit, each under its lease; epochs in order and
     whole. Raises InvariantBroken.
     """
@@ -44,14 +45,14 @@ def check_record(entries: Iterable[Entry], *, num_stages: int) -> None:
                 _check_roster(fact.epoch, fact.roster)
                 rosters[fact.epoch] = fact.roster
             case Leased():
-                _check_lease(entry.seq, fact, rosters.get(fact.epoch, ()))
+                _check_lease(entry.seq, fact, rosters.get(fact.epoch, ()), lanes)
                 leases[fact.epoch, fact.sample] = fact.hops
             case Credited():
-                _check_credit(entry.seq, fact, leases, credited)
+                _check_credit(entry.seq, fact, leases, credited, lanes)
             case Voided():
-                _check_void(entry.seq, fact, credited, num_stages=num_stages)
+                _check_void(entry.seq, fact, credited, lanes)
             case EpochPublished():
-                if fact.epoch != published + 1 or len(fact.snapshots) != num_stages:
+                if fact.epoch != published + 1 or len(fact.snapshots) != lanes.num_stages:
                     raise InvariantBroken(
                         f"event {entry.seq}: epoch {fact.epoch} follows {published}, or misses a stage"
                     )
@@ -60,9 +61,15 @@ def check_record(entries: Iterable[Entry], *, num_stages: int) -> None:
                 pass
 
 
-def _check_lease(seq: int, fact: Leased, roster: tuple[tuple[Hotkey, ...], ...]) -> None:
-    if len(fact.hops) != len(roster) or any(hop not in stage for hop, stage in zip(fact.hops, roster, strict=True)):
+def _check_lease(seq: int, fact: Leased, roster: tuple[tuple[Hotkey, ...], ...], lanes: Lanes) -> None:
+    lane = lanes.of_sample(fact.sample)
+    stages = roster[lane.start : lane.stop]
+    if not len(fact.hops) == len(stages) == len(lane) or any(map(_is_absent, fact.hops, stages)):
         raise InvariantBroken(f"event {seq}: sample {fact.sample} of epoch {fact.epoch} is leased outside the roster")
+
+
+def _is_absent(hop: Hotkey, stage: tuple[Hotkey, ...]) -> bool:
+    return hop not in stage
 
 
 def _check_credit(
@@ -70,19 +77,20 @@ def _check_credit(
     fact: Credited,
     leases: dict[tuple[int, SampleId], tuple[Hotkey, ...]],
     credited: dict[tuple[int, SampleId, int], Hotkey],
+    lanes: Lanes,
 ) -> None:
     unit = (fact.epoch, fact.sample, int(fact.stage))
     if unit in credited:
         raise InvariantBroken(f"event {seq}: unit {unit} is credited twice")
-    hops = leases.get((fact.epoch, fact.sample))
-    if hops is None or hops[fact.stage] != fact.hotkey:
+    hops, lane = leases.get((fact.epoch, fact.sample)), lanes.of_sample(fact.sample)
+    if hops is None or fact.stage not in lane or hops[fact.stage - lane.start] != fact.hotkey:
         raise InvariantBroken(f"event {seq}: unit {unit} is credited without a lease")
     credited[unit] = fact.hotkey
 
 
-def _check_void(seq: int, fact: Voided, credited: dict[tuple[int, SampleId, int], Hotkey], *, num_stages: int) -> None:
+def _check_void(seq: int, fact: Voided, credited: dict[tuple[int, SampleId, int], Hotkey], lanes: Lanes) -> None:
     for sample in fact.samples:
-        holders = [credited.get((fact.epoch, sample, stage)) for stage in range(num_stages)]
+        holders = [credited.get((fact.epoch, sample, stage)) for stage in lanes.of_sample(sample)]
         if fact.hotkey not in holders:
             raise InvariantBroken(f"event {seq}: sample {sample} is voided but was never credited")
 

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
+from subnet.lanes import lanes
 from subnet.orchestration import audits, calibration, flags, membership, merge, merge_trust, work
 from subnet.orchestration.events import (
     Answer,
@@ -245,13 +246,13 @@ def _maybe_start_epoch(turn: Turn) -> None:
         [hotkey for hotkey in state.live_members(stage) if state.members[hotkey].ready_epoch == state.epoch]
         for stage in range(training.num_stages)
     ]
-    if not all(ready):
-        return
+    can_work = [all(ready[stage] for stage in lane) for lane in lanes(turn.config)]
     if state.phase is Phase.GATHERING:
         is_complete = sum(map(len, ready)) >= training.min_miners
     else:
         is_complete = all(len(ready[stage]) == len(state.live_members(stage)) for stage in range(training.num_stages))
-    if is_complete or _is_late(turn):
+    if (is_complete and all(can_work)) or (_is_late(turn) and any(can_work)):
+    """With every ready miner of every lane, or, when it is late, with those lanes that can work at all."""
         current = state.current
         current.roster = tuple(tuple(stage) for stage in ready)
         turn.record(EpochStarted(epoch=current.epoch, beacon=current.beacon, roster=current.roster))
@@ -261,16 +262,20 @@ def _maybe_start_epoch(turn: Turn) -> None:
 def _training_is_over(turn: Turn) -> bool:
     if _is_late(turn):
         return True
-    state, training = turn.state, turn.config.training
-    for stage in range(len(state.current.roster)):
-        live = state.live_roster(stage)
-        done = [hotkey for hotkey in live if _num_credited(state, hotkey) >= training.target_batches]
-        if not live or len(done) < training.quorum * len(live):
-            return False
-    return True
+    live = [state.live_roster(stage) for stage in range(len(state.current.roster))]
+    working = [lane for lane in lanes(turn.config) if all(live[stage] for stage in lane)]
+    return bool(working) and all(_has_quorum(turn, live[stage]) for lane in working for stage in lane)
+
+
+def _has_quorum(turn: Turn, live: list[Hotkey]) -> bool:
+    training = turn.config.training
+    done = [hotkey for hotkey in live if _num_credited(turn.state, hotkey) >= training.target_batches]
+    return len(done) >= training.quorum * len(live)
 
 
 def _num_credited(state: State, hotkey: Hotkey) -> int:
+    """Every lane that still has a miner in each stage has done what was asked of it, or time is up."""
+    state = turn.state
     work_done = state.current.work.get(hotkey)
     return len(work_done.credited) if work_done else 0
 

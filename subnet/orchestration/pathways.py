@@ -1,7 +1,8 @@
 """Which miners a sample passes through: a function of the epoch's beacon and roster that anyone can repeat (trust.md 1.2, 4).
 
 Every stage goes through its miners in rounds; a round is a fresh permutation, so each miner of a stage gets exactly one of
-any `len(stage)` consecutive samples of a round, and pairs of miners meet about equally often.
+any `len(stage)` consecutive samples of a round, and pairs of miners meet about equally often. A sample's `turn` is its place
+among the samples of its lane.
 """
 
 from collections.abc import Sequence
@@ -9,25 +10,34 @@ from collections.abc import Sequence
 from subnet import draws
 from subnet.types import Epoch, Hotkey, SampleId, StageIndex
 
-
-def hop(roster: Sequence[Hotkey], *, beacon: str, epoch: Epoch, sample: SampleId, stage: StageIndex) -> Hotkey:
-    """The miner of `stage` for `sample`."""
-    cycle, place = divmod(int(sample), len(roster))
-    return draws.shuffled(roster, beacon, "pathway", epoch, stage, cycle)[place]
+Roster = Sequence[Sequence[Hotkey]]
+"""Miners of each stage of the run."""
 
 
-def pathway(roster: Sequence[Sequence[Hotkey]], *, beacon: str, epoch: Epoch, sample: SampleId) -> tuple[Hotkey, ...]:
-    """One miner for each stage, first stage first."""
-    return tuple(
-        hop(stage_roster, beacon=beacon, epoch=epoch, sample=sample, stage=StageIndex(stage))
-        for stage, stage_roster in enumerate(roster)
-    )
+def _round(roster: Roster, lane: range, *, beacon: str, epoch: Epoch, stage: int, cycle: int) -> Sequence[Hotkey]:
+    """The order in which a stage's miners take the samples of a round.
+
+    Who passes a sample alone has no partner to choose. There it is the roster's own order: what a miner trains on then follows
+    from who is there, not from a chain's blocks, and a run can be repeated to the bit (papers.md B3).
+    """
+    if len(lane) == 1:
+        return roster[stage]
+    return draws.shuffled(roster[stage], beacon, "pathway", epoch, stage, cycle)
 
 
-def sample_of(roster: Sequence[Hotkey], *, beacon: str, epoch: Epoch, hotkey: Hotkey, cycle: int) -> SampleId:
-    """The sample of round `cycle` whose first hop is `hotkey`."""
-    order = draws.shuffled(roster, beacon, "pathway", epoch, 0, cycle)
-    return SampleId(cycle * len(roster) + order.index(hotkey))
+def pathway(roster: Roster, lane: range, *, beacon: str, epoch: Epoch, turn: int) -> tuple[Hotkey, ...]:
+    """One miner for each stage of the lane, first stage first."""
+    hops = []
+    for stage in lane:
+        cycle, place = divmod(turn, len(roster[stage]))
+        hops.append(_round(roster, lane, beacon=beacon, epoch=epoch, stage=stage, cycle=cycle)[place])
+    return tuple(hops)
+
+
+def turn_of(roster: Roster, lane: range, *, beacon: str, epoch: Epoch, hotkey: Hotkey, cycle: int) -> int:
+    """The turn in round `cycle` of the lane whose first hop is `hotkey`."""
+    order = _round(roster, lane, beacon=beacon, epoch=epoch, stage=lane.start, cycle=cycle)
+    return cycle * len(order) + order.index(hotkey)
 
 
 def substitute(

@@ -54,7 +54,7 @@ class Member:
 
 @dataclass(slots=True)
 class Sample:
-    """One microbatch on its way: the newest lease, what each stage attested under it, and what was credited."""
+    """One microbatch on its way: the newest lease, what each hop attested under it, and what was credited, by hop."""
 
     lease: Lease
     forward: list[Receipt | None]
@@ -104,6 +104,8 @@ class EpochState:
     reroutes: dict[tuple[Hotkey, Hotkey], int] = field(default_factory=dict)
     work: dict[Hotkey, Work] = field(default_factory=dict)
     commits: dict[Hotkey, wire.CommitEpoch] = field(default_factory=dict)
+    num_lost: dict[Hotkey, int] = field(default_factory=dict)
+    """Samples that a miner began and that came to nothing: dropped, or taken back from it."""
     commit_root: Digest = NO_DIGEST
     root_at_block: int = -1
     next_beacon: str = ""

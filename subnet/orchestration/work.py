@@ -8,6 +8,7 @@ import msgspec
 
 from subnet import receipts, wire
 from subnet.errors import Refused
+from subnet.lanes import lanes
 from subnet.orchestration import pathways
 from subnet.orchestration.events import Wake
 from subnet.orchestration.ledger import Credited, Leased, LossRecorded, SampleDropped, Voided
@@ -22,32 +23,48 @@ def lease_samples(turn: Turn, sender: Hotkey, request: wire.LeaseSamples) -> wir
     """The next samples whose pathway begins at the sender. Raises Refused outside its epoch's training phase."""
     state, current = turn.state, turn.state.current
     check_epoch(turn, request.epoch, phase=Phase.TRAINING)
-    if not current.roster or sender not in current.roster[0]:
-        raise Refused("roster", f"not in stage 0 of epoch {current.epoch}: the roster was fixed when the epoch began")
+    begun = (lane for lane in lanes(turn.config) if current.roster and sender in current.roster[lane.start])
+    lane = next(begun, None)
+    if lane is None:
+        raise Refused(
+            "roster",
+            f"not in a stage of epoch {current.epoch} where samples begin: the roster was fixed when the epoch began",
+        )
     if member_of(turn, sender).banned_until >= state.epoch:
         raise Refused("banned", f"banned until epoch {state.members[sender].banned_until}: an audit of its work failed")
     leases = []
-    for _ in range(min(max(request.count, 0), LEASES_AT_ONCE)):
-        lease = _next_lease(turn, sender)
+    for _ in range(min(max(request.count, 0), LEASES_AT_ONCE, _num_left(turn, sender, lane))):
+        lease = _next_lease(turn, sender, lane)
         if lease is None:
             break
         leases.append(lease)
     return wire.Leases(leases=tuple(leases))
 
 
-def _next_lease(turn: Turn, sender: Hotkey) -> Lease | None:
+def _num_left(turn: Turn, sender: Hotkey, lane: range) -> int:
+    """Samples that the sender may still begin: in a pipeline others wait for them as long as the epoch lasts, in a lane of
+    one stage nobody does, and every miner does the same H local steps (papers.md B3). What came to nothing is given again.
+    """
+    if len(lane) > 1:
+        return LEASES_AT_ONCE
+    current, target = turn.state.current, turn.config.training.target_batches
+    return target - current.cursors.get(sender, 0) + current.num_lost.get(sender, 0)
+
+
+def _next_lease(turn: Turn, sender: Hotkey, lane: range) -> Lease | None:
     current = turn.state.current
     cycle = current.cursors.get(sender, 0)
-    sample = pathways.sample_of(
-        current.roster[0], beacon=current.beacon, epoch=current.epoch, hotkey=sender, cycle=cycle
+    place = pathways.turn_of(
+        current.roster, lane, beacon=current.beacon, epoch=current.epoch, hotkey=sender, cycle=cycle
     )
-    hops = list(pathways.pathway(current.roster, beacon=current.beacon, epoch=current.epoch, sample=sample))
-    for stage in range(1, len(hops)):
+    hops = list(pathways.pathway(current.roster, lane, beacon=current.beacon, epoch=current.epoch, turn=place))
+    sample = lanes(turn.config).sample(lane, place)
+    for hop, stage in enumerate(lane[1:], start=1):
         candidates = turn.state.live_roster(stage)
         if not candidates:
             return None
-        if hops[stage] not in candidates:
-            hops[stage] = pathways.substitute(
+        if hops[hop] not in candidates:
+            hops[hop] = pathways.substitute(
                 candidates,
                 beacon=current.beacon,
                 epoch=current.epoch,
@@ -87,9 +104,11 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
     sample = current.samples.get(request.lease.sample)
     if sample is None or not sample.is_open or sample.lease.attempt != request.lease.attempt:
         raise Refused("lease", "this lease is not the sample's newest, or the sample is closed")
-    if not 0 < stage < len(sample.lease.hops) or sample.lease.hops[stage - 1] != sender:
+    lane = lanes(turn.config).of_sample(request.lease.sample)
+    hop = stage - lane.start
+    if not 0 < hop < len(lane) or sample.lease.hops[hop - 1] != sender:
         raise Refused("lease", "only the miner before the hop that failed may ask for another")
-    failed = sample.lease.hops[stage]
+    failed = sample.lease.hops[hop]
     edge = (sender, failed)
     current.reroutes[edge] = current.reroutes.get(edge, 0) + 1
     candidates = [hotkey for hotkey in turn.state.live_roster(stage) if hotkey != failed]
@@ -102,7 +121,7 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
         )
         raise Refused("no-replica", "the sample is dropped: no replica is left for it")
     attempt = sample.lease.attempt + 1
-    hop = pathways.substitute(
+    replaced = pathways.substitute(
         candidates,
         beacon=current.beacon,
         epoch=current.epoch,
@@ -110,7 +129,7 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
         stage=stage,
         attempt=attempt,
     )
-    hops = (*sample.lease.hops[:stage], hop, *sample.lease.hops[stage + 1 :])
+    hops = (*sample.lease.hops[:hop], replaced, *sample.lease.hops[hop + 1 :])
     return wire.Leases(leases=(_lease(turn, request.lease.sample, attempt=attempt, hops=hops),))
 
 
@@ -119,6 +138,7 @@ def drop(turn: Turn, sample: SampleId, reason: str) -> None:
     current = turn.state.current
     current.samples[sample].is_open = False
     del current.open_samples[sample]
+    _note_lost(turn, current.samples[sample].lease.hops[0], 1)
     turn.record(SampleDropped(epoch=current.epoch, sample=sample, reason=reason))
     _wake_when_settled(turn)
 
@@ -186,41 +206,43 @@ def _check_own(turn: Turn, stage: StageIndex, fresh: tuple[Receipt, ...]) -> Non
 
 def _attest(turn: Turn, sender: Hotkey, receipt: Receipt) -> None:
     """Put a receipt beside its sample and see which units it completes."""
-    current, stage = turn.state.current, receipt.stage
+    current = turn.state.current
     sample = current.samples.get(receipt.sample)
     if receipt.direction in (Direction.STEP, Direction.DROP) or sample is None:
         return
-    is_forward = receipt.direction is Direction.FORWARD
-    column = sample.forward if is_forward else sample.backward
-    if sample.lease.hops[stage] != sender or column[stage] is not None:
+    lane = lanes(turn.config).of_sample(receipt.sample)
+    hop = receipt.stage - lane.start
+    if receipt.stage not in lane or sample.lease.hops[hop] != sender:
         return
-    if _is_seen_before(current.work[sender], receipt, num_stages=len(column)):
+    column = sample.forward if receipt.direction is Direction.FORWARD else sample.backward
+    if column[hop] is not None or _is_seen_before(current.work[sender], receipt, is_last=hop == len(lane) - 1):
         return
-    column[stage] = receipt
-    for near in (stage - 1, stage, stage + 1):
-        if 0 <= near < len(sample.lease.hops):
-            _credit(turn, receipt.sample, StageIndex(near))
+    column[hop] = receipt
+    for near in (hop - 1, hop, hop + 1):
+        if 0 <= near < len(lane):
+            _credit(turn, receipt.sample, near)
 
 
-def _is_seen_before(work: Work, receipt: Receipt, *, num_stages: int) -> bool:
+def _is_seen_before(work: Work, receipt: Receipt, *, is_last: bool) -> bool:
     """An input worked for another sample earns nothing (trust.md 1.2). The last stage's backward starts from its own
     loss, a single number, and two honest samples may well have the same.
     """
-    if receipt.direction is Direction.BACKWARD and receipt.stage == num_stages - 1:
+    if receipt.direction is Direction.BACKWARD and is_last:
         return False
     first = work.seen_inputs.setdefault((receipt.direction, receipt.input_digest), receipt.sample)
     return first != receipt.sample
 
 
-def _credit(turn: Turn, number: SampleId, stage: StageIndex) -> None:
+def _credit(turn: Turn, number: SampleId, hop: int) -> None:
     current = turn.state.current
     sample = current.samples[number]
-    if not sample.is_open or sample.credited[stage] or sample.lease.deadline_s < turn.now_s:
+    if not sample.is_open or sample.credited[hop] or sample.lease.deadline_s < turn.now_s:
         return
-    if not _is_attested(sample, stage):
+    if not _is_attested(sample, hop):
         return
-    hotkey = sample.lease.hops[stage]
-    sample.credited[stage] = True
+    hotkey = sample.lease.hops[hop]
+    stage = StageIndex(lanes(turn.config).of_sample(number)[hop])
+    sample.credited[hop] = True
     current.work[hotkey].credited[number] = None
     turn.record(Credited(epoch=current.epoch, sample=number, stage=stage, hotkey=hotkey))
     if all(sample.credited):
@@ -232,17 +254,17 @@ def _credit(turn: Turn, number: SampleId, stage: StageIndex) -> None:
         _wake_when_settled(turn)
 
 
-def _is_attested(sample: Sample, stage: int) -> bool:
-    """Whether the stage's own receipts are in and agree with what its neighbours sent and received."""
-    forward, backward = sample.forward[stage], sample.backward[stage]
+def _is_attested(sample: Sample, hop: int) -> bool:
+    """Whether the hop's own receipts are in and agree with what its neighbours sent and received."""
+    forward, backward = sample.forward[hop], sample.backward[hop]
     if forward is None or backward is None:
         return False
-    if stage > 0:
-        before = sample.forward[stage - 1]
+    if hop > 0:
+        before = sample.forward[hop - 1]
         if before is None or before.output_digest != forward.input_digest:
             return False
-    if stage < len(sample.forward) - 1:
-        after = sample.backward[stage + 1]
+    if hop < len(sample.forward) - 1:
+        after = sample.backward[hop + 1]
         if after is None or after.output_digest != backward.input_digest:
             return False
     return True
@@ -288,7 +310,13 @@ def _cut(turn: Turn, sender: Hotkey, work: Work, num_receipts: int) -> None:
         if receipt.sample in current.open_samples:
             drop(turn, receipt.sample, "a miner that held it restarted")
     if void:
+        _note_lost(turn, sender, len(void))
         turn.record(Voided(epoch=current.epoch, hotkey=sender, samples=tuple(void)))
+
+
+def _note_lost(turn: Turn, hotkey: Hotkey, count: int) -> None:
+    lost = turn.state.current.num_lost
+    lost[hotkey] = lost.get(hotkey, 0) + count
 
 
 def check_epoch(turn: Turn, epoch: Epoch, *, phase: Phase | None = None) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
+from subnet.lanes import Lanes
 from subnet.orchestration.invariants import check_record, check_state, check_weights
 from subnet.orchestration.ledger import AnyFact, Credited, Enlisted, Entry, EpochPublished, EpochStarted, Leased, Voided
 from subnet.orchestration.state import Work
@@ -12,6 +13,7 @@ from tests.unit.orchestration import MINERS, START, Run
 
 A, B = Hotkey("a"), Hotkey("b")
 E, S = Epoch(0), SampleId(0)
+LANES = Lanes(num_stages=2, length=2)
 LEASE = Leased(epoch=E, sample=S, attempt=0, hops=(A, B), deadline_s=1.0)
 STARTED = EpochStarted(epoch=E, beacon="b", roster=((A,), (B,)))
 CREDIT = Credited(epoch=E, sample=S, stage=StageIndex(0), hotkey=A)
@@ -24,7 +26,7 @@ def published(epoch: int, stages: int = 2) -> EpochPublished:
 
 def check(*facts: AnyFact) -> None:
     entries = [Entry(seq=seq, at_s=0.0, fact=fact, head=NO_DIGEST) for seq, fact in enumerate(facts)]
-    check_record(entries, num_stages=2)
+    check_record(entries, LANES)
 
 
 def test_a_whole_record_holds() -> None:

@@ -27,6 +27,7 @@ from subnet.orchestration.events import (
     decode_event,
     encode_event,
 )
+from subnet.lanes import lanes
 from subnet.orchestration.invariants import check_record, check_state
 from subnet.orchestration.ledger import Credited
 from subnet.orchestration.state import State
@@ -269,7 +270,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def state_and_record_hold(self) -> None:
         check_state(self.run.state)
-        check_record(self.run.entries, num_stages=3)
+        check_record(self.run.entries, lanes(self.run.config))
 
     @invariant()
     def everybody_is_told_something(self) -> None:
@@ -306,5 +307,5 @@ def test_a_breach_would_be_seen() -> None:
     run.work(run.lease(MINERS[2])[0])
     with pytest.raises(InvariantBroken, match="credited twice"):
         check_record(
-            [*run.entries, *(entry for entry in run.entries if isinstance(entry.fact, Credited))], num_stages=3
+            [*run.entries, *(entry for entry in run.entries if isinstance(entry.fact, Credited))], lanes(run.config)
         )

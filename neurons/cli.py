@@ -14,6 +14,7 @@ from neurons import settings
 from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
 from neurons.look_commands import agreement, audit, explain
+from neurons.serve_commands import export
 from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
 
@@ -53,9 +54,12 @@ _STORES = (
     Flag("node.blob_url", ("--blob-url",), "URL", "s3://BUCKET/PREFIX; without it a directory."),
 )
 _LOCALNET = (
-    Flag("localnet.num_miners", ("--miners",), "N", "Miners, at least one for each stage. Default: 9."),
+    Flag("kind", ("--kind",), "KIND", "pipeline, or blocktrain: stages that train apart. Default: pipeline."),
+    Flag(
+        "localnet.num_miners", ("--miners",), "N", "Miners, at least one for each stage. Default: 9, for blocktrain 6."
+    ),
     Flag("localnet.num_validators", ("--validators",), "N", "Validators with a permit. Default: 2."),
-    Flag("training.num_stages", ("--stages",), "N", "Stages the model is cut into. Default: 3."),
+    Flag("training.num_stages", ("--stages",), "N", "Stages the model is cut into. Default: 3, for blocktrain 4."),
     Flag("training.num_epochs", ("--epochs",), "N", "Epochs to run. Default: 4."),
     Flag("localnet.seed", ("--seed",), "N", "Of params, samples and keys. Default: 0."),
     Flag("localnet.directory", ("--dir",), "DIR", "Where everything goes. Default: ./localnet."),
@@ -119,7 +123,7 @@ def validator(typed: dict[str, object], config: Config = None, preset: Preset = 
     enter("validator", _node(typed, config, preset, assignments))
 
 
-@command("orchestrator", _CHAIN + _MACHINE + _STORES)
+@command("orchestrator", _CHAIN + _MACHINE + _STORES + _URL)
 def orchestrator(
     typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None
 ) -> None:
@@ -177,6 +181,7 @@ def localnet(
     strata localnet                                 9 miners in 3 stages, 2 validators, 5 epochs
     strata localnet --miners 3 --epochs 2           the smallest that trains
     strata localnet --cheat identity:1              miner 1 skips its layers; watch it lose its pay
+    strata localnet --kind blocktrain               6 miners in 4 stages that train apart, averaged in rounds
     strata localnet --set audit.probability=0.2     change any knob
     strata audit localnet                           afterwards: recompute every score
 
@@ -192,7 +197,7 @@ def localnet(
     enter("localnet", *settings.load_localnet(flags, file=config))
 
 
-for look in (audit, explain, agreement):
+for look in (audit, explain, agreement, export):
     app.command()(look)
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from incentives.config import IncentiveConfig
 from neurons import tables
 from neurons.tables import Setting
-from subnet.config import RunConfig
+from subnet.config import RunConfig, RunKind
 from subnet.errors import InvalidConfig
 from subnet.types import NumericMode, Record
 
@@ -158,7 +158,7 @@ def load(
 def load_localnet(
     flags: Mapping[str, object] | None = None, *, file: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> tuple[NodeConfig, LocalnetOptions]:
-    """The configuration of a local subnet over the preset `local`. Raises InvalidConfig.
+    """The configuration of a local subnet over the preset `local`, and over what its kind changes. Raises InvalidConfig.
 
     The ecosystem's variables are left out: they speak of a wallet and a network that a local subnet must not touch.
     """
@@ -167,6 +167,7 @@ def load_localnet(
     tables.refuse_unknown(above, LOCALNET_KNOBS)
     options = tables.build(LocalnetOptions, above, "localnet.")
     implied = {"model.seed": options.seed, "corpus.seed": options.seed, "training.min_miners": options.num_miners}
+    above = _of_kind(above) | above
     settings = _preset("local") | {key: Setting(value, "localnet") for key, value in implied.items()} | above
     config = _node_config(settings)
     if options.num_miners < config.run.training.num_stages:
@@ -182,6 +183,16 @@ def load_localnet(
 
 def without_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a process that is told everything by a file: variables would win over it."""
+def _of_kind(above: Mapping[str, Setting]) -> dict[str, Setting]:
+    """What `local` needs changed for the kind of run that was asked for; nothing for a pipeline."""
+    kind = above.get("kind")
+    if kind is None or kind.value != RunKind.BLOCKTRAIN:
+        return {}
+    settings = _read(_PRESET_DIR / "blocktrain.toml")
+    tables.refuse_unknown(settings, LOCALNET_KNOBS)
+    return settings
+
+
     return {
         name: value
         for name, value in environment.items()

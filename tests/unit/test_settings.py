@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neurons import settings, tables
 from neurons.settings import KNOBS, NodeConfig, load, to_toml
-from subnet.config import Bottleneck
+from subnet.config import Bottleneck, RunKind
 from subnet.errors import InvalidConfig
 from subnet.types import NumericMode
 
@@ -205,3 +205,20 @@ def test_a_written_configuration_reads_back_equal(
 def _reread(config: NodeConfig) -> NodeConfig:
     found = tables.flatten(tomllib.loads(to_toml(config)), "text")
     return load({key: setting.value for key, setting in found.items()}, environment=NOTHING)
+
+
+def test_a_local_subnet_of_blocks_changes_what_its_kind_needs_and_what_is_said_wins(tmp_path: Path) -> None:
+    pipeline, _ = settings.load_localnet(environment=NOTHING)
+    config, options = settings.load_localnet({"kind": "blocktrain", "training.num_epochs": "2"}, environment=NOTHING)
+    training = config.run.training
+    assert (pipeline.run.kind, config.run.kind) == (RunKind.PIPELINE, RunKind.BLOCKTRAIN)
+    assert (training.num_stages, options.num_miners, training.min_miners, training.num_epochs) == (4, 6, 6, 2)
+    assert (training.outer_learning_rate, training.outer_momentum) == (1.0, 0.0), (
+        "theta moves by the mean of the deltas"
+    )
+    written = write(tmp_path, 'kind = "blocktrain"\n[training]\nnum_stages = 2\n[localnet]\nnum_miners = 3\n')
+    config, options = settings.load_localnet(file=written, environment=NOTHING)
+    assert (config.run.training.num_stages, options.num_miners) == (2, 3)
+    assert _reread(config) == config
+    with pytest.raises(InvalidConfig, match="kind in the flags must be one of pipeline, blocktrain"):
+        settings.load_localnet({"kind": "blocks"}, environment=NOTHING)

@@ -14,7 +14,6 @@ from neurons import settings
 from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
 from neurons.look_commands import agreement, audit, explain
-from neurons.serve_commands import export
 from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
 
@@ -123,7 +122,7 @@ def validator(typed: dict[str, object], config: Config = None, preset: Preset = 
     enter("validator", _node(typed, config, preset, assignments))
 
 
-@command("orchestrator", _CHAIN + _MACHINE + _STORES + _URL)
+@command("orchestrator", _CHAIN + _MACHINE + _STORES)
 def orchestrator(
     typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None
 ) -> None:
@@ -197,7 +196,7 @@ def localnet(
     enter("localnet", *settings.load_localnet(flags, file=config))
 
 
-for look in (audit, explain, agreement, export):
+for look in (audit, explain, agreement):
     app.command()(look)
 
 

@@ -14,6 +14,7 @@ from neurons import settings
 from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
 from neurons.look_commands import agreement, audit, explain
+from neurons.serve_commands import export
 from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
 
@@ -52,6 +53,7 @@ _STORES = (
     Flag("node.state_url", ("--state-url",), "URL", "redis://HOST:PORT/DB; without it an embedded store."),
     Flag("node.blob_url", ("--blob-url",), "URL", "s3://BUCKET/PREFIX; without it a directory."),
 )
+_URL = (Flag("node.url", ("--url",), "URL", "Where nodes reach it, if that changed since strata init-run."),)
 _LOCALNET = (
     Flag("kind", ("--kind",), "KIND", "pipeline, or blocktrain: stages that train apart. Default: pipeline."),
     Flag(
@@ -122,7 +124,7 @@ def validator(typed: dict[str, object], config: Config = None, preset: Preset = 
     enter("validator", _node(typed, config, preset, assignments))
 
 
-@command("orchestrator", _CHAIN + _MACHINE + _STORES)
+@command("orchestrator", _CHAIN + _MACHINE + _STORES + _URL)
 def orchestrator(
     typed: dict[str, object], config: Config = None, preset: Preset = None, assignments: Set = None
 ) -> None:
@@ -179,8 +181,8 @@ def localnet(
     \b
     strata localnet                                 9 miners in 3 stages, 2 validators, 5 epochs
     strata localnet --miners 3 --epochs 2           the smallest that trains
-    strata localnet --cheat identity:1              miner 1 skips its layers; watch it lose its pay
     strata localnet --kind blocktrain               6 miners in 4 stages that train apart, averaged in rounds
+    strata localnet --cheat identity:1              miner 1 skips its layers; watch it lose its pay
     strata localnet --set audit.probability=0.2     change any knob
     strata audit localnet                           afterwards: recompute every score
 
@@ -196,7 +198,7 @@ def localnet(
     enter("localnet", *settings.load_localnet(flags, file=config))
 
 
-for look in (audit, explain, agreement):
+for look in (audit, explain, agreement, export):
     app.command()(look)
 
 

@@ -8,13 +8,14 @@ import msgspec
 
 from neurons.description import config_digest
 from neurons.exit_codes import ExitCode
+from neurons.leader import Leadership, holder_name
 from neurons.lifecycle import Stop, run_role, until_stopped
 from neurons.observe import observed, run_measures
 from neurons.page import offer_page
 from neurons.roles.orchestrator import Orchestrator
 from neurons.scoring import parse_discovery
 from neurons.settings import NodeConfig
-from neurons.wiring import OwnerNode, owner_node
+from neurons.wiring import ANNOUNCED_URL, OwnerNode, owner_node
 from subnet import wire
 from subnet.adapters.blobs import DirectoryBlobStore
 from subnet.adapters.corpus import make_corpus
@@ -37,7 +38,18 @@ async def run_orchestrator(config: NodeConfig, stop: Stop) -> None:
             await _refuse_other_run(node)
             genesis = await _create(node)
         _check_config(config, genesis)
-        await _serve(node, genesis, stop)
+        leadership = Leadership(node.store, node.clock, holder=holder_name(config.node.data_path))
+        await until_stopped(stop, leadership.take(_say_standing_by))
+        if stop.is_requested:
+            return
+        try:
+            await _serve(node, genesis, leadership, stop)
+        finally:
+            await leadership.give_up()
+
+
+def _say_standing_by(leader: str) -> None:
+    sys.stderr.write(f"standing by: {leader} leads this run; this orchestrator takes over when it is gone\n")
 
 
 async def announce_run(config: NodeConfig, *, url: str, run_id: str | None) -> str:
@@ -49,6 +61,7 @@ async def announce_run(config: NodeConfig, *, url: str, run_id: str | None) -> s
                 ExitCode.FOREIGN_DIRECTORY,
             )
         genesis = await _create(node)
+        await node.disk.write(ANNOUNCED_URL, url.encode())
         await node.chain.commit(wire.encode(_discovery(node, genesis)))
         return genesis.run_id
 
@@ -123,7 +136,7 @@ def _discovery(node: OwnerNode, genesis: Created) -> wire.Discovery:
     )
 
 
-async def _serve(node: OwnerNode, genesis: Created, stop: Stop) -> None:
+async def _serve(node: OwnerNode, genesis: Created, leadership: Leadership, stop: Stop) -> None:
     orchestrator = Orchestrator(
         config=node.config.run,
         signer=node.signer,
@@ -153,13 +166,14 @@ async def _serve(node: OwnerNode, genesis: Created, stop: Stop) -> None:
             health=health,
             measures=lambda: run_measures(run_view(orchestrator.state)),
         ):
-            await until_stopped(stop, _work(orchestrator, listener))
+            await until_stopped(stop, _work(orchestrator, listener, leadership))
     finally:
         await listener.stop()
 
 
-async def _work(orchestrator: Orchestrator, listener: Listener) -> None:
+async def _work(orchestrator: Orchestrator, listener: Listener, leadership: Leadership) -> None:
     async with asyncio.TaskGroup() as group:
+        group.create_task(leadership.keep(), name="leadership")
         group.create_task(orchestrator.run(), name="orchestrator")
         group.create_task(listener.wait_failed(), name="listener")
 

@@ -61,6 +61,8 @@ class NodeSettings(Record, frozen=True):
     """Address peers dial; empty: `listen_host`."""
     external_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port peers dial (behind NAT); 0: `port`."""
+    url: Annotated[str, Meta(pattern=r"^(https?://[^\s/]+.*)?$")] = ""
+    """http(s) URL where nodes reach the orchestrator; empty: what `strata init-run` was given, else where it listens."""
     data_dir: str = ""
     """Checkpoints, journal, logs; empty: ~/.strata/NETWORK-NETUID/WALLET-HOTKEY."""
     lock_dir: str = "~/.strata/locks"
@@ -165,9 +167,9 @@ def load_localnet(
     environment = {name: value for name, value in environment.items() if name not in BITTENSOR_VARIABLES}
     above = _said(flags or {}, file, environment)
     tables.refuse_unknown(above, LOCALNET_KNOBS)
+    above = _of_kind(above) | above
     options = tables.build(LocalnetOptions, above, "localnet.")
     implied = {"model.seed": options.seed, "corpus.seed": options.seed, "training.min_miners": options.num_miners}
-    above = _of_kind(above) | above
     settings = _preset("local") | {key: Setting(value, "localnet") for key, value in implied.items()} | above
     config = _node_config(settings)
     if options.num_miners < config.run.training.num_stages:
@@ -181,8 +183,6 @@ def load_localnet(
     return config, options
 
 
-def without_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a process that is told everything by a file: variables would win over it."""
 def _of_kind(above: Mapping[str, Setting]) -> dict[str, Setting]:
     """What `local` needs changed for the kind of run that was asked for; nothing for a pipeline."""
     kind = above.get("kind")
@@ -193,6 +193,8 @@ def _of_kind(above: Mapping[str, Setting]) -> dict[str, Setting]:
     return settings
 
 
+def without_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a process that is told everything by a file: variables would win over it."""
     return {
         name: value
         for name, value in environment.items()

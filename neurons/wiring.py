@@ -32,12 +32,14 @@ from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import DirectoryDisk, SystemClock, ThreadCompute
 from subnet.config import RunConfig
 from subnet.errors import NotFound, StartupRefused, TransientFailure
-from subnet.ports import BlobStore, Corpus, StateStore
+from subnet.ports import BlobStore, Corpus, Disk, StateStore
 from subnet.types import Digest, Endpoint, Hotkey
 
 VERSION_KEY = 1
 """This build's number in weights; the chain may refuse older ones, and it is never an echo of the chain's."""
 DESCRIPTION_LIMIT_BYTES = 1 << 20
+ANNOUNCED_URL = "url"
+"""Where the orchestrator's directory keeps the URL that the run was announced with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +197,8 @@ async def owner_node(
         run_id = claimed_run(node.data_path) or run_id or f"run-{secrets.token_hex(6)}"
         stack.enter_context(directory_claim(node.data_path, run_id, role="orchestrator"))
         require_free_port(node.listen_host, node.port)
-        clock = SystemClock()
-        place = endpoint_of(config, node.port)
-        base_url = (url or f"http://{place.host}:{place.port}").rstrip("/")
+        clock, disk = SystemClock(), DirectoryDisk(node.data_path / "run")
+        base_url = await owner_url(config, disk, url)
         yield OwnerNode(
             config=config,
             run_id=run_id,
@@ -205,10 +206,17 @@ async def owner_node(
             chain=chain,
             store=await _state_store(config, stack),
             blobs=_blob_store(config, base_url, clock),
-            disk=DirectoryDisk(node.data_path / "run"),
+            disk=disk,
             clock=clock,
             url=base_url,
         )
+
+
+async def owner_url(config: NodeConfig, disk: Disk, url: str | None = None) -> str:
+    """Where nodes reach the orchestrator: what it is told now, what init-run was told, or where it listens."""
+    place = endpoint_of(config, config.node.port)
+    announced = (await disk.read(ANNOUNCED_URL) or b"").decode()
+    return (url or config.node.url or announced or f"http://{place.host}:{place.port}").rstrip("/")
 
 
 async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:

@@ -10,9 +10,11 @@ from bittensor.keyfiles import Keypair
 
 from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
 from neurons.exit_codes import ExitCode
-from neurons.settings import NodeSettings
+from neurons.settings import NodeConfig, NodeSettings
 from neurons.wallets import load_hotkey
+from neurons.wiring import ANNOUNCED_URL, owner_url
 from subnet import wire
+from subnet.adapters.system import DirectoryDisk
 from subnet.errors import NotFound, StartupRefused, TransientFailure
 from subnet.types import Endpoint, Hotkey, Metagraph, Neuron, Uid
 
@@ -220,3 +222,14 @@ def test_a_damaged_or_public_key_file_is_refused(tmp_path: Path) -> None:
     public = "0x" + bytes(Keypair(ss58_address=address).public_key).hex()
     (hotkeys / "public").write_bytes(msgspec.json.encode({"ss58Address": address, "publicKey": public}))
     assert "only a public key" in denied(settings(tmp_path, hotkey="public"), ExitCode.NO_WALLET)
+
+
+async def test_an_orchestrator_keeps_the_url_it_was_announced_with(tmp_path: Path) -> None:
+    disk = DirectoryDisk(tmp_path)
+    behind_a_proxy = NodeConfig(node=NodeSettings(listen_host="127.0.0.1", port=8090))
+    assert await owner_url(behind_a_proxy, disk) == "http://127.0.0.1:8090"
+    await disk.write(ANNOUNCED_URL, b"https://strata.example.org/")
+    assert await owner_url(behind_a_proxy, disk) == "https://strata.example.org"
+    moved = NodeConfig(node=NodeSettings(url="https://elsewhere.example.org"))
+    assert await owner_url(moved, disk) == "https://elsewhere.example.org"
+    assert await owner_url(moved, disk, "https://new.example.org") == "https://new.example.org"

@@ -1,0 +1,97 @@
+"""Two orchestrators of one run, one real state store: one leads, the other takes over, and a late writer is found."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from neurons.leader import Leadership
+from subnet.adapters.embedded_store import EmbeddedStore, start_embedded
+from subnet.adapters.state import RedisStateStore
+from subnet.adapters.system import SystemClock
+from subnet.errors import InvariantBroken, TransientFailure
+
+CLOCK = SystemClock()
+LEASE_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
+    started = start_embedded(tmp_path_factory.mktemp("state"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+async def stores(server: EmbeddedStore, request: pytest.FixtureRequest) -> AsyncIterator[list[RedisStateStore]]:
+    """Two connections to one run's state."""
+    opened = [RedisStateStore(server.url, request.node.name) for _ in range(2)]
+    yield opened
+    for store in opened:
+        await store.close()
+
+
+def candidate(store: RedisStateStore, holder: str, lease_s: float = LEASE_S) -> Leadership:
+    return Leadership(store, CLOCK, holder=holder, lease_s=lease_s)
+
+
+async def test_the_second_waits_is_told_for_whom_and_leads_at_once_when_the_first_gives_up(
+    stores: list[RedisStateStore],
+) -> None:
+    first, second = (
+        candidate(store, holder, 4.0) for store, holder in zip(stores, ("a:/data", "b:/data"), strict=True)
+    )
+    told: list[str] = []
+    await first.take(told.append)
+    keeping = asyncio.create_task(first.keep())
+    waiting = asyncio.create_task(second.take(told.append))
+    await CLOCK.sleep(1.5)
+    assert not waiting.done() and told == ["a:/data"]
+    keeping.cancel()
+    await first.give_up()
+    async with asyncio.timeout(2.5):  # the lease was renewed less than a second ago
+        await waiting
+
+
+async def test_a_leader_that_is_gone_is_replaced_and_learns_of_it(stores: list[RedisStateStore]) -> None:
+    first, second = (candidate(store, holder) for store, holder in zip(stores, ("a", "b"), strict=True))
+    await first.take(pytest.fail)
+    await stores[0].append([b"one"])
+    async with asyncio.timeout(10 * LEASE_S):
+        await second.take(lambda leader: None)
+    assert [entry async for entry in stores[1].read()] == [b"one"]
+    await stores[1].append([b"two"])
+    with pytest.raises(TransientFailure, match="b leads this run now"):
+        await first.keep()
+    with pytest.raises(InvariantBroken, match="another process"):
+        await stores[0].append([b"a late one"])
+    await first.give_up()
+    await second.take(pytest.fail)
+
+
+async def test_started_again_in_its_place_it_goes_on_without_waiting(stores: list[RedisStateStore]) -> None:
+    await candidate(stores[0], "a:/data").take(pytest.fail)
+    await candidate(stores[1], "a:/data").take(pytest.fail)
+
+
+async def test_a_store_that_is_away_for_a_moment_costs_nothing_for_a_whole_lease_the_lead(
+    server: EmbeddedStore, stores: list[RedisStateStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subnet.adapters.state._EXCHANGE_S", LEASE_S / 4)
+    leader = candidate(stores[0], "a")
+    await leader.take(pytest.fail)
+    keeping = asyncio.create_task(leader.keep())
+    os.kill(server.pid, signal.SIGSTOP)
+    await CLOCK.sleep(LEASE_S / 2)
+    os.kill(server.pid, signal.SIGCONT)
+    await CLOCK.sleep(2 * LEASE_S)
+    assert not keeping.done()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(TransientFailure, match="state store"):
+                await keeping
+    finally:
+        os.kill(server.pid, signal.SIGCONT)

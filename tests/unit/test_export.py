@@ -1,0 +1,151 @@
+"""A run as a Hugging Face directory: transformers loads it and computes the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from neurons.export import Published, write_directory
+from subnet.config import Bottleneck, CorpusConfig, RunConfig
+from subnet.errors import InvalidConfig
+from subnet.model import export
+from subnet.model.flat import unflatten
+from subnet.model.init import initial_params
+from subnet.model.partition import param_shapes
+from subnet.model.payload import as_sent
+from subnet.model.stage import build_stage
+from subnet.training.outer import encode_snapshot
+from subnet.types import Epoch, SampleId, StageIndex
+from tests.numerics.support import PatternCorpus, small_config
+
+ANCHORED = {
+    **{str(design): small_config(design) for design in Bottleneck},
+    "resbm, no ids": small_config(Bottleneck.RESBM, anchor_ids=False),
+    "iota, no ids": small_config(Bottleneck.IOTA, anchor_ids=False),
+    "iota, one layer a stage": small_config(Bottleneck.IOTA, num_layers=3),
+}
+PLAIN = {
+    "uncut": small_config(Bottleneck.NONE, anchor_ids=False),
+    "one stage": small_config(Bottleneck.RESBM, num_stages=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Code that comes with a model is copied before it is imported; not into the home directory."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+
+def trained(config: RunConfig) -> list[Any]:
+    """Params that are no longer at their first values, norms included."""
+    draw = np.random.default_rng(0)
+    vectors = [initial_params(config, StageIndex(stage)) for stage in range(config.training.num_stages)]
+    return [vector + draw.normal(0, 0.02, vector.shape).astype(np.float32) for vector in vectors]
+
+
+def exported(config: RunConfig, vectors: list[Any], place: Path) -> Path:
+    published = Published(run_id="run", config=config, corpus_digest="", epoch=Epoch(3), snapshots=())
+    write_directory(published, [encode_snapshot(vector, np.zeros_like(vector)) for vector in vectors], place)
+    return place
+
+
+def logits_of_run(config: RunConfig, vectors: list[Any], tokens: torch.Tensor) -> torch.Tensor:
+    """What the last stage computes its loss from."""
+    carried: torch.Tensor | None = None
+    with torch.no_grad():
+        for index, vector in enumerate(vectors):
+            stage = StageIndex(index)
+            module, params = build_stage(config, stage), unflatten(vector, param_shapes(config, stage))
+            if index < len(vectors) - 1:
+                carried = as_sent(config, functional_call(module, params, (carried, tokens)))
+                continue
+            module.loss = lambda stream, _targets, own=module: own.lm_head(own.model.norm(stream))  # type: ignore[method-assign,misc]
+            carried = functional_call(module, params, (carried, tokens))
+    assert carried is not None
+    return carried
+
+
+@pytest.mark.parametrize("name", [*ANCHORED, *PLAIN])
+def test_logits_are_equal_to_the_bit_when_loaded_back(name: str, tmp_path: Path) -> None:
+    config = (ANCHORED | PLAIN)[name]
+    vectors = trained(config)
+    model = AutoModelForCausalLM.from_pretrained(
+        exported(config, vectors, tmp_path / "model"), trust_remote_code=name in ANCHORED
+    )
+    tokens = torch.from_numpy(PatternCorpus(config).tokens(Epoch(0), SampleId(0)))
+    with torch.no_grad():
+        found = model(tokens[:, :-1]).logits
+    assert torch.equal(found, logits_of_run(config, vectors, tokens))
+    assert isinstance(model, LlamaForCausalLM) == (name in PLAIN)
+
+
+@pytest.mark.parametrize("name", ["resbm", "iota", "none", "k0"])
+def test_generate_uses_its_cache(name: str, tmp_path: Path) -> None:
+    config = ANCHORED[name]
+    model = AutoModelForCausalLM.from_pretrained(
+        exported(config, trained(config), tmp_path / "model"), trust_remote_code=True
+    )
+    ids = torch.from_numpy(PatternCorpus(config).heldout(0)[:1, :8])
+    again = ids
+    with torch.no_grad():
+        for _ in range(12):
+            again = torch.cat([again, model(again).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+        assert torch.equal(model.generate(ids, max_new_tokens=12), again)
+        half = AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True, dtype=torch.bfloat16)
+        assert torch.allclose(half(ids).logits.float(), model(ids).logits, atol=0.05)
+
+
+def test_large_params_are_sharded_and_load_the_same(tmp_path: Path) -> None:
+    config = ANCHORED["resbm"]
+    vectors = trained(config)
+    place = exported(config, vectors, tmp_path / "model")
+    whole = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True).state_dict()
+    (place / "model.safetensors").unlink()
+    files = dict(export.param_files(config, vectors, shard_limit_bytes=64_000))
+    for file, data in files.items():
+        (place / file).write_bytes(data)
+    index = json.loads(files["model.safetensors.index.json"])
+    assert len(files) > 3
+    assert set(index["weight_map"].values()) == set(files) - {"model.safetensors.index.json"}
+    assert all(len(data) < 80_000 for data in files.values())
+    sharded = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True).state_dict()
+    assert all(torch.equal(sharded[key], tensor) for key, tensor in whole.items())
+
+
+def test_transformers_reads_the_tokenizer(tmp_path: Path) -> None:
+    config = PLAIN["uncut"]
+    tokenizer = AutoTokenizer.from_pretrained(exported(config, trained(config), tmp_path / "model"))
+    text = "Grüße, 世界!\n\t\0 \U0001f600 a b"
+    assert tokenizer(text)["input_ids"] == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+    assert len(tokenizer) == 256
+
+
+@given(st.text())
+def test_any_text_comes_back(text: str) -> None:
+    tokenizer = export.byte_tokenizer()
+    ids = tokenizer.encode(text).ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_where_it_came_from_stands_beside_it(tmp_path: Path) -> None:
+    config = ANCHORED["resbm"]
+    place = exported(config, trained(config), tmp_path / "model")
+    said = json.loads((place / "strata.json").read_text())
+    assert (said["run_id"], said["epoch"]) == ("run", 3)
+    assert msgspec.convert(said["run_config"], RunConfig) == config
+
+
+def test_an_unknown_tokenizer_is_refused() -> None:
+    config = msgspec.structs.replace(PLAIN["uncut"], corpus=CorpusConfig(tokenizer="bpe"))
+    with pytest.raises(InvalidConfig, match="no tokenizer file"):
+        export.tokenizer_files(config)

@@ -1,11 +1,12 @@
 """Is honest work ever convicted, and which cheats pass? Replays across numeric modes and instruction sets; prints two tables.
 
-    python scripts/study_convictions.py --rounds 4 --out convictions.jsonl
+    python scripts/study_convictions.py --seed 2 --rounds 4 --no-cheats --out convictions.jsonl
 
 Every segment is recorded in one (instruction set, mode) and replayed in each of the three others; the same against the same is
-bit-equal and does not count. A round has models, text and params of its own: round 0 starts from fresh params, later ones from
-longer and longer training. Its cold half has an empty optimizer state, as a joiner has; its warm half goes on from a checkpoint.
+bit-equal and does not count. A round has models, text and params of its own. Its segments begin in three ways: fresh from the
+published start, cold with trained params and an empty optimizer state, as a joiner has, and warm from a checkpoint.
 Judged at the strictest limit that a network can come to. `--out` is appended to, and what stands in it is not done again.
+The two instruction sets are the best that this machine has and the next one down.
 """
 
 import argparse
@@ -33,13 +34,22 @@ from subnet.validation.verdict import LONE_GRADIENT_SLACK, judge, published_rule
 
 NUM_STAGES = 3
 NUM_SEGMENTS = 5
-"""Of each half of a round."""
-FIRST_WARM_STEPS, MORE_WARM_STEPS = 40, 40
+"""Of each start in a round."""
+WARM_STEPS = (40, 80, 120)
+"""Of training before the cold and the warm start, in turn over the rounds."""
 WIDTHS = (64, 128)
 """Of even and odd rounds."""
 STRICTEST_REL_D = 0.03
-ISAS = {"avx2": "avx2", "avx512": "avx512"}
-HALVES = ("cold", "warm")
+ISAS = {
+    "baseline": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {"ATEN_CPU_CAPABILITY": "avx512"},
+}
+"""Instruction sets from the oldest on, and what holds torch's own kernels, MKL and oneDNN to each: products of matrices add up
+in another order, with and without fused multiply-add."""
+BEST_ISA = "avx512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "avx2"
+USED_ISAS = {"avx512": ("avx2", "avx512"), "avx2": ("baseline", "avx2")}[BEST_ISA]
+STARTS = ("fresh", "cold", "warm")
 
 
 class Setting(NamedTuple):
@@ -52,7 +62,7 @@ class Setting(NamedTuple):
         return f"{self.isa} {self.mode}"
 
 
-SETTINGS = [Setting(isa, mode) for isa in ISAS for mode in NumericMode]
+SETTINGS = [Setting(isa, mode) for isa in USED_ISAS for mode in NumericMode]
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -61,7 +71,9 @@ class Unit(msgspec.Struct, frozen=True):
     round: int
     bottleneck: Bottleneck
     optimizer: OptimizerKind
-    half: str
+    start: str
+    """One of STARTS."""
+    width: int
     made_isa: str
     made_mode: NumericMode
     cheat: str | None = None
@@ -93,7 +105,7 @@ class Line(msgspec.Struct, frozen=True):
 
 def make_config(unit: Unit) -> RunConfig:
     """Rates of the local preset, 128x at its width and at half of it; two layers in each stage."""
-    width = WIDTHS[unit.round % len(WIDTHS)]
+    width = unit.width
     return RunConfig(
         model=ModelConfig(
             width=width,
@@ -144,13 +156,12 @@ def make_recorders(unit: Unit, config: RunConfig, starts: list[bytes]) -> list[R
     for index in range(NUM_STAGES):
         stage = StageIndex(index)
         worker = make_worker(unit.cheat if index == unit.stage else None, config, stage, unit.made_mode)
-        if starts and unit.half == "warm":
-            worker.load(read_checkpoint(config, stage, starts[index]).flat_params())
-            worker.restore(starts[index])
-        elif starts:
-            worker.load(read_checkpoint(config, stage, starts[index]).flat_params())
-        else:
+        if unit.start == "fresh":
             worker.load(initial_params(config, stage))
+        else:
+            worker.load(read_checkpoint(config, stage, starts[index]).flat_params())
+        if unit.start == "warm":
+            worker.restore(starts[index])
         recorders.append(Recorder(worker, run_id="study", epoch=Epoch(0), hotkey=Hotkey(f"stage {stage}")))
     return recorders
 
@@ -159,7 +170,7 @@ def warm_up(unit: Unit, num_steps: int) -> list[bytes]:
     """Checkpoints after honest training."""
     config = make_config(unit)
     corpus = make_corpus(config)
-    honest = msgspec.structs.replace(unit, cheat=None, made_mode=NumericMode.FP32)
+    honest = msgspec.structs.replace(unit, cheat=None, made_mode=NumericMode.FP32, start="fresh")
     recorders = make_recorders(honest, config, [])
     for step in range(num_steps):
         train(config, recorders, corpus, step * config.training.accumulate)
@@ -214,24 +225,27 @@ def replay(unit: Unit, setting: Setting, segments: list[Recording]) -> list[Row]
 def open_pools() -> dict[str, ProcessPoolExecutor]:
     """A process for each instruction set: torch chooses its kernels once, when it is imported."""
     pools = {}
-    for isa, name in ISAS.items():
-        os.environ["ATEN_CPU_CAPABILITY"] = name
+    for isa in USED_ISAS:
+        os.environ.update(ISAS[isa])
         pools[isa] = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=prepare)
         found = pools[isa].submit(torch.backends.cpu.get_cpu_capability).result()
-        if found.lower() != name:
-            raise SystemExit(f"this machine computes {found} where {name} was asked for: it cannot run this study")
+        wanted = ISAS[isa]["ATEN_CPU_CAPABILITY"]
+        if found.lower() != wanted:
+            raise SystemExit(f"this machine computes {found} where {wanted} was asked for: it cannot run this study")
     return pools
 
 
-def units_of(round_number: int, bottleneck: Bottleneck, optimizer: OptimizerKind) -> list[Unit]:
+def units_of(first: Unit, *, with_cheats: bool) -> list[Unit]:
+    """Everything that shares the round, bottleneck, optimizer and width of `first`."""
     honest = [
-        Unit(round_number, bottleneck, optimizer, half, made.isa, made.mode) for half in HALVES for made in SETTINGS
+        msgspec.structs.replace(first, start=start, made_isa=made.isa, made_mode=made.mode)
+        for start in STARTS
+        for made in SETTINGS
     ]
-    if round_number:
+    if not with_cheats:
         return honest
-    made = Setting("avx512", NumericMode.FP32)
     return honest + [
-        Unit(round_number, bottleneck, optimizer, "warm", made.isa, made.mode, cheat, stage)
+        msgspec.structs.replace(first, start="warm", cheat=cheat, stage=stage)
         for cheat in STRATEGIES
         for stage in range(NUM_STAGES)
     ]
@@ -240,28 +254,26 @@ def units_of(round_number: int, bottleneck: Bottleneck, optimizer: OptimizerKind
 def judges_of(unit: Unit) -> list[Setting]:
     """Who replays: everybody who computes otherwise; a cheat is replayed once, by who differs most."""
     if unit.cheat is not None:
-        return [Setting("avx2", NumericMode.BF16_AUTOCAST)]
+        return [Setting(USED_ISAS[0], NumericMode.BF16_AUTOCAST)]
     return [setting for setting in SETTINGS if setting != (unit.made_isa, unit.made_mode)]
 
 
-def study(pools: dict[str, ProcessPoolExecutor], rounds: Iterable[int], out: Path) -> None:
+def study(pools: dict[str, ProcessPoolExecutor], firsts: Iterable[Unit], out: Path, *, with_cheats: bool) -> None:
     done = {line.unit for line in read_lines(out)}
-    for number in rounds:
-        for bottleneck in Bottleneck:
-            for optimizer in OptimizerKind:
-                todo = [unit for unit in units_of(number, bottleneck, optimizer) if unit not in done]
-                if todo:
-                    study_units(pools, todo, out)
-        print(f"round {number} is done: {summary_line(read_lines(out))}", flush=True)
+    for first in firsts:
+        todo = [unit for unit in units_of(first, with_cheats=with_cheats) if unit not in done]
+        if todo:
+            study_units(pools, todo, out)
+        print(
+            f"round {first.round}, {first.bottleneck}, {first.optimizer}: {summary_line(read_lines(out))}", flush=True
+        )
 
 
 def study_units(pools: dict[str, ProcessPoolExecutor], units: list[Unit], out: Path) -> None:
     first = units[0]
-    num_steps = FIRST_WARM_STEPS + MORE_WARM_STEPS * first.round
-    trained = pools["avx512"].submit(warm_up, first, num_steps).result()
+    trained = pools[BEST_ISA].submit(warm_up, first, WARM_STEPS[first.round % len(WARM_STEPS)]).result()
     for unit in units:
-        starts = [] if unit.half == "cold" and unit.round == 0 else trained
-        segments = pools[unit.made_isa].submit(record, unit, starts).result()
+        segments = pools[unit.made_isa].submit(record, unit, trained).result()
         rows = []
         for setting in judges_of(unit):
             rows += pools[setting.isa].submit(replay, unit, setting, segments).result()
@@ -330,8 +342,10 @@ def print_honest(lines: list[Line]) -> None:
     groupings: dict[str, Callable[[Unit, Row], str]] = {
         "by what differs": what_differs,
         "by bottleneck": lambda unit, _: str(unit.bottleneck),
-        "by optimizer and start": lambda unit, row: f"{unit.optimizer} {'cold' if row.is_cold else 'warm'}",
+        "by optimizer and start": lambda unit, _: f"{unit.optimizer} {unit.start}",
+        "by optimizer's state": lambda unit, row: f"{unit.optimizer} {'empty' if row.is_cold else 'filled'}",
         "by stage": lambda _, row: f"stage {row.stage}",
+        "by width": lambda unit, _: f"width {unit.width}",
         "by round": lambda unit, _: f"round {unit.round}",
     }
     print(summary_line(lines))
@@ -351,7 +365,7 @@ def print_cheats(lines: list[Line]) -> None:
     for line in lines:
         if line.unit.cheat is not None:
             groups[line.unit.cheat, line.unit.bottleneck, line.unit.stage] += line.rows
-    print("\n== cheats: segments accepted by the published rule / by ours, of all (fp32, AVX-512; replayed bf16, AVX2)")
+    print("\n== cheats: segments accepted by the published rule / by ours, of all (fp32 replayed as bf16)")
     bottlenecks = list(dict.fromkeys(bottleneck for _, bottleneck, _ in groups))
     print(f"{'':20}" + "".join(f"{bottleneck:>16}" for bottleneck in bottlenecks))
     for cheat in STRATEGIES:
@@ -365,21 +379,35 @@ def print_cheats(lines: list[Line]) -> None:
             print(f"{cheat:10} stage {stage}   " + "".join(f"{cell:>16}" for cell in cells))
 
 
+def firsts(options: argparse.Namespace) -> Iterable[Unit]:
+    """One unit for each round, bottleneck and optimizer that was asked for; round 0 comes first."""
+    for number in range(options.seed, options.seed + options.rounds):
+        width = options.width or WIDTHS[number % len(WIDTHS)]
+        for bottleneck in options.bottleneck or Bottleneck:
+            for optimizer in options.optimizer or OptimizerKind:
+                yield Unit(number, bottleneck, optimizer, STARTS[0], width, BEST_ISA, NumericMode.FP32)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0, help="first round's number")
+    parser.add_argument("--bottleneck", type=Bottleneck, action="append", choices=list(Bottleneck))
+    parser.add_argument("--optimizer", type=OptimizerKind, action="append", choices=list(OptimizerKind))
+    parser.add_argument("--width", type=int, help="of every round; without AVX-512 Muon is ten times slower at 128")
+    parser.add_argument("--no-cheats", action="store_true")
     parser.add_argument(
         "--out", type=Path, default=Path("convictions.jsonl"), help="JSON lines, one for each recording"
     )
-    parser.add_argument("--seed", type=int, default=0, help="first round's number")
     options = parser.parse_args()
     pools = open_pools()
-    study(pools, range(options.seed, options.seed + options.rounds), options.out)
+    study(pools, firsts(options), options.out, with_cheats=not options.no_cheats)
     for pool in pools.values():
         pool.shutdown()
     lines = read_lines(options.out)
     print_honest(lines)
-    print_cheats(lines)
+    if not options.no_cheats:
+        print_cheats(lines)
 
 
 if __name__ == "__main__":

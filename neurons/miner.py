@@ -17,8 +17,9 @@ from neurons.roles.ports import MinerPorts
 from neurons.settings import NodeConfig
 from neurons.wiring import Node, endpoint_of, joined_node
 from subnet.adapters.peers import HttpPeers
+from subnet.adapters.reach import Dialled, ask_reach
 from subnet.adapters.system import DirectoryDisk
-from subnet.errors import Refused, StartupRefused, StrataError, TransientFailure
+from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, StrataError, TransientFailure
 from subnet.frames import FrameHeader
 from subnet.sim.strategies import make_worker
 from subnet.types import Endpoint
@@ -94,7 +95,23 @@ async def _work(node: Node, miner: Miner, peers: HttpPeers, endpoint: Endpoint) 
         group.create_task(miner.run(), name="miner")
         group.create_task(peers.listener.wait_failed(), name="listener")
         group.create_task(_announce(node, endpoint), name="announce")
+        group.create_task(_warn_if_unreachable(node, endpoint), name="reach")
         group.create_task(_count(node, miner, peers), name="counters")
+
+
+async def _warn_if_unreachable(node: Node, endpoint: Endpoint) -> None:
+    """Say soon that peers cannot dial this node: it would join, wait for activations, and earn nothing."""
+    try:
+        found = await ask_reach(node.session, node.discovery.u, endpoint.port)
+    except (TransientFailure, NotFound, ProtocolViolation, Refused) as error:
+        log.info("reach not known", extra={"reason": str(error)})
+        return
+    if found.dialled is not Dialled.OPEN:
+        log.warning(
+            "peers cannot reach this node: open its port, forward it, or name another with --external-port; "
+            "strata doctor --role miner says more",
+            extra={"address": found.address, "port": found.port, "dialled": found.dialled},
+        )
 
 
 async def _announce(node: Node, endpoint: Endpoint) -> None:

@@ -21,6 +21,7 @@ from subnet.adapters.blobs import DirectoryBlobStore
 from subnet.adapters.corpus import make_corpus
 from subnet.adapters.http_server import mount_control, mount_status
 from subnet.adapters.listener import Listener
+from subnet.adapters.reach import mount_reach
 from subnet.dashboard.views import run_view
 from subnet.errors import NotFound, ProtocolViolation, StartupRefused
 from subnet.orchestration.events import Created, decode_event, encode_event
@@ -150,6 +151,8 @@ async def _serve(node: OwnerNode, genesis: Created, leadership: Leadership, stop
     listener = Listener()
     mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, memory=node.store, clock=node.clock)
     offer_page(listener, orchestrator.public, node.chain)
+
+    mount_reach(listener)
 
     def health() -> dict[str, object]:
         state = orchestrator.state

@@ -13,11 +13,13 @@ from urllib.parse import urlsplit
 from neurons.claims import last_holder, require_free_port
 from neurons.findings import Finding, Level
 from neurons.settings import NodeSettings
-from subnet.errors import StartupRefused
+from subnet.adapters.http_client import open_session
+from subnet.adapters.reach import SAID_BYTES, Dialled, Reached, ask_reach
+from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, TransientFailure
 from subnet.types import Endpoint
 
 _PROBE_TIMEOUT_S = 5.0
-_TOKEN_BYTES = 16
+_TOKEN_BYTES = SAID_BYTES
 
 
 class Answer(enum.StrEnum):
@@ -28,6 +30,14 @@ class Answer(enum.StrEnum):
     REFUSED = "refused"
     SILENT = "silent"
     NO_ADDRESS = "no address"
+
+
+_OUTSIDE = {
+    Answer.STRANGERS: "another program answers there",
+    Answer.REFUSED: "connections are refused",
+    Answer.SILENT: "nothing answers",
+    Answer.NO_ADDRESS: "it has no address",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,10 @@ class ReachFacts:
     answer: Answer
     own_address: str
     """This machine's address towards the outside, as its routing table has it."""
+    outside: Answer | None = None
+    """What the run's orchestrator found when it dialled `seen_address`; None when it was not asked, or did not say."""
+    seen_address: str = ""
+    """Where this machine's requests come from, as the orchestrator sees it."""
 
 
 def reach_findings(facts: ReachFacts) -> list[Finding]:
@@ -58,11 +72,11 @@ def reach_findings(facts: ReachFacts) -> list[Finding]:
     if _is_private(facts.announced.host):
         text = f"peers would be told to dial {where}, which leads nowhere from outside; this machine is {facts.own_address}"
         remedy = (
-            "name the address they can dial: --external-host ADDRESS, and --external-port PORT if the router forwards another; "
-            f"forward it to {facts.own_address}:{facts.port}"
+            f"name the address they can dial: --external-host {facts.seen_address or 'ADDRESS'}, and --external-port PORT "
+            f"if the router forwards another; forward it to {facts.own_address}:{facts.port}"
         )
         return [*found, Finding("not_reachable", Level.PROBLEM, text, remedy)]
-    return [*found, _about_answer(facts, where)]
+    return [*found, _about_answer(facts, where) if facts.outside is None else _about_outside(facts, facts.outside)]
 
 
 def _about_port(facts: ReachFacts) -> Finding:
@@ -90,6 +104,28 @@ def _about_answer(facts: ReachFacts, where: str) -> Finding:
     return Finding("not_reachable", Level.PROBLEM, text, remedy)
 
 
+def _about_outside(facts: ReachFacts, outside: Answer) -> Finding:
+    """The run's orchestrator has dialled this machine: what it found is what peers will find."""
+    dialled = f"{facts.seen_address}:{facts.announced.port}"
+    if outside is not Answer.OURS:
+        text = f"the run's orchestrator dialled {dialled}: {_OUTSIDE[outside]}"
+        remedy = f"open port {facts.announced.port} in the firewall and forward it to {facts.own_address}:{facts.port}"
+        return Finding("not_reachable", Level.PROBLEM, text, remedy)
+    if _is_another(facts.announced.host, facts.seen_address):
+        text = f"peers are told to dial {facts.announced.host}, the run's orchestrator sees you at {facts.seen_address}"
+        remedy = f"if that is no second address of yours: --external-host {facts.seen_address}"
+        return Finding("address_differs", Level.WARNING, text, remedy)
+    return Finding("reach", Level.OK, f"the run's orchestrator dialled {dialled} and found this node")
+
+
+def _is_another(announced: str, seen: str) -> bool:
+    """Whether two addresses differ; a name is not looked up."""
+    try:
+        return ipaddress.ip_address(announced) != ipaddress.ip_address(seen)
+    except ValueError:
+        return False
+
+
 def _is_private(host: str) -> bool:
     """Whether an address means something only on this machine or in its own network; a name may mean anything."""
     try:
@@ -99,7 +135,7 @@ def _is_private(host: str) -> bool:
 
 
 async def read_reach(node: NodeSettings, announced: Endpoint, *, orchestrator_url: str | None) -> ReachFacts:
-    """Listen on the node's port for a moment and dial the address it announces."""
+    """Listen on the node's port for a moment, dial the address it announces, and let the orchestrator dial too."""
     taken_by = ""
     try:
         require_free_port(node.listen_host, node.port)
@@ -108,6 +144,7 @@ async def read_reach(node: NodeSettings, announced: Endpoint, *, orchestrator_ur
     token = secrets.token_bytes(_TOKEN_BYTES)
     async with _answering(node, token, is_free=not taken_by):
         answer = await _dial(announced, token, may_be_other=bool(taken_by))
+        reached = await _ask(orchestrator_url, announced.port)
     return ReachFacts(
         listen_host=node.listen_host,
         port=node.port,
@@ -117,7 +154,30 @@ async def read_reach(node: NodeSettings, announced: Endpoint, *, orchestrator_ur
         is_local=orchestrator_url is not None and _is_loopback(urlsplit(orchestrator_url).hostname or ""),
         answer=answer,
         own_address=_own_address(),
+        outside=None if reached is None else _as_answer(reached, token, may_be_other=bool(taken_by)),
+        seen_address="" if reached is None else reached.address,
     )
+
+
+async def _ask(orchestrator_url: str | None, port: int) -> Reached | None:
+    """What the orchestrator finds; None when there is none, or it cannot say."""
+    if orchestrator_url is None:
+        return None
+    async with open_session() as session:
+        try:
+            return await ask_reach(session, orchestrator_url, port)
+        except (TransientFailure, NotFound, ProtocolViolation, Refused):
+            return None
+
+
+def _as_answer(reached: Reached, token: bytes, *, may_be_other: bool) -> Answer:
+    match reached.dialled:
+        case Dialled.OPEN:
+            return Answer.OURS if may_be_other or reached.said == token.hex() else Answer.STRANGERS
+        case Dialled.REFUSED:
+            return Answer.REFUSED
+        case Dialled.SILENT:
+            return Answer.SILENT
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ CONTROL = "/v1/control/"
 PUBLIC = "/v1/public/"
 FRAMES = "/v1/frames/"
 BLOBS = "/v1/blobs/"
+REACH = "/v1/reach/"
 HEALTH = "/health"
 METRICS = "/metrics"
 

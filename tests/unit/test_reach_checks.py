@@ -44,12 +44,34 @@ def test_a_node_that_can_be_dialled_hears_how_to_be_certain() -> None:
         ({"answer": Answer.NO_ADDRESS}, "not_reachable", "has no address", "check --external-host"),
         ({"announced": Endpoint(host="192.168.1.5", port=1)}, "not_reachable", "leads nowhere", "--external-host"),
         ({"announced": Endpoint(host="localhost", port=1)}, "not_reachable", "leads nowhere", "--external-host"),
+        (
+            {"outside": Answer.SILENT, "seen_address": "9.9.9.9"},
+            "not_reachable",
+            "dialled 9.9.9.9:18091: nothing",
+            "open port 18091",
+        ),
+        ({"outside": Answer.STRANGERS, "seen_address": "8.8.8.8"}, "not_reachable", "another program", "10.0.0.5:8091"),
+        (
+            {"announced": Endpoint(host="10.0.0.5", port=1), "outside": Answer.OURS, "seen_address": "9.9.9.9"},
+            "not_reachable",
+            "leads nowhere",
+            "--external-host 9.9.9.9",
+        ),
         ({"taken_by": "port 8091 is taken by pid 7 (nginx).\nStop it."}, "port_taken", "pid 7 (nginx)", "Stop it."),
     ],
 )
 def test_each_obstacle_is_told_apart(changed: dict[str, Any], code: str, words: str, remedy: str) -> None:
     (found,) = [finding for finding in reach_findings(facts(**changed)) if finding.level is Level.PROBLEM]
     assert found.code == code and words in found.text and remedy in found.remedy
+
+
+def test_who_was_dialled_from_outside_need_not_guess() -> None:
+    seen = facts(outside=Answer.OURS, seen_address="8.8.8.8", answer=Answer.SILENT)  # a router without hairpin
+    assert [finding.level for finding in reach_findings(seen)] == [Level.OK, Level.OK]
+    other = reach_findings(facts(outside=Answer.OURS, seen_address="9.9.9.9"))[-1]
+    assert (other.code, other.level) == ("address_differs", Level.WARNING) and "9.9.9.9" in other.remedy
+    named = facts(outside=Answer.OURS, seen_address="9.9.9.9", announced=Endpoint(host="node.example.org", port=1))
+    assert reach_findings(named)[-1].code == "reach"
 
 
 def test_a_node_that_runs_already_has_its_port_and_a_local_run_needs_no_outside() -> None:

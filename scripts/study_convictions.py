@@ -39,6 +39,10 @@ WARM_STEPS = (40, 80, 120)
 """Of training before the cold and the warm start, in turn over the rounds."""
 WIDTHS = (64, 128)
 """Of even and odd rounds."""
+NUM_MICROBATCHES = 4
+"""In a segment."""
+ACCUMULATE = (2, 4)
+"""Micro-batches in one inner step, in even and odd rounds."""
 STRICTEST_REL_D = 0.03
 ISAS = {
     "baseline": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
@@ -105,7 +109,7 @@ class Line(msgspec.Struct, frozen=True):
 
 def make_config(unit: Unit) -> RunConfig:
     """Rates of the local preset, 128x at its width and at half of it; two layers in each stage."""
-    width = unit.width
+    width, accumulate = unit.width, ACCUMULATE[unit.round % len(ACCUMULATE)]
     return RunConfig(
         model=ModelConfig(
             width=width,
@@ -120,14 +124,14 @@ def make_config(unit: Unit) -> RunConfig:
             num_stages=NUM_STAGES,
             microbatch_size=2,
             num_tokens=32,
-            accumulate=2,
+            accumulate=accumulate,
             warmup_steps=5,
             optimizer=unit.optimizer,
             adamw_learning_rate=0.01,
             min_batches=1,
         ),
         corpus=CorpusConfig(seed=unit.round),
-        audit=AuditConfig(checkpoint_every=2, max_rel_d=STRICTEST_REL_D),
+        audit=AuditConfig(checkpoint_every=NUM_MICROBATCHES // accumulate, max_rel_d=STRICTEST_REL_D),
     )
 
 
@@ -201,13 +205,12 @@ def replay(unit: Unit, setting: Setting, segments: list[Recording]) -> list[Row]
         found = replay_passes(config, made.challenge, made.start, made.end, made.evidence, corpus, setting.mode)
         measures = found.summary()
         outcome, reason = judge(measures, config.audit)
-        start = read_checkpoint(config, made.challenge.stage, made.start)
         rows.append(
             Row(
                 replayed_isa=setting.isa,
                 replayed_mode=setting.mode,
                 stage=made.challenge.stage,
-                is_cold=start.num_optimizer_steps == 0,
+                is_cold=unit.start != "warm" and made.challenge.segment == 0,
                 num_microbatches=len(found.failing),
                 outcome=outcome,
                 reason=reason,

@@ -178,7 +178,8 @@ def _reason(account: _Account, *, is_banned: bool, config: IncentiveConfig) -> s
         return f"banned until epoch {account.banned_until}: its audit of epoch {account.failed_in} failed and was confirmed"
     if account.credited_in is None and account.voided_in is not None:
         return (
-            f"credit of epoch {account.voided_in} is void: absent from its challenge, no own upload, or a false shard"
+            f"credit of epoch {account.voided_in} is void: absent from its challenge or the merge, no upload of its own"
+            " that could be merged, or a false shard"
         )
     if account.credited_in is None:
         return "no credited work yet"

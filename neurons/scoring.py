@@ -11,7 +11,8 @@ from subnet import wire
 from subnet.errors import InvariantBroken, NotFound
 from subnet.orchestration.accounts import Accounts
 from subnet.orchestration.invariants import check_weights
-from subnet.orchestration.ledger import GENESIS_HEAD, Entry, Segment, decode_segment
+from subnet.orchestration.ledger import GENESIS_HEAD, Entry, Segment
+from subnet.orchestration.segments import decode_segment
 from subnet.ports import PublicRecord
 from subnet.types import Digest, Hotkey
 

@@ -17,10 +17,12 @@ from subnet.orchestration.ledger import (
     EpochStarted,
     Flagged,
     Leased,
+    MergeMissed,
     ReducerConvicted,
     ShardAudited,
     UploadAccepted,
     UploadCopied,
+    UploadRejected,
     VerdictRecorded,
     Voided,
 )
@@ -105,7 +107,7 @@ class Trail:
                         trail.uploaded.add(seq)
             case Challenged() | Answered() | Absent() | VerdictRecorded() | CaseClosed():
                 self._add_audit(seq, fact)
-            case Flagged() | UploadCopied() | ShardAudited() | ReducerConvicted():
+            case Flagged() | UploadCopied() | UploadRejected() | MergeMissed() | ShardAudited() | ReducerConvicted():
                 self._add_finding(seq, fact)
             case _:
                 pass
@@ -136,7 +138,11 @@ class Trail:
             text = f"segment {about.segment}: {_audit_text(fact)}"
             self.epoch(about.epoch).notes.append(f"audit      {text}{events(seq, seq)}")
 
-    def _add_finding(self, seq: int, fact: Flagged | UploadCopied | ShardAudited | ReducerConvicted) -> None:
+    def _add_finding(
+        self,
+        seq: int,
+        fact: Flagged | UploadCopied | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted,
+    ) -> None:
         about: tuple[Hotkey, ...]
         match fact:
             case Flagged():
@@ -145,6 +151,12 @@ class Trail:
             case UploadCopied():
                 about, epoch = fact.pair, fact.epoch
                 text = f"copied     {fact.share:.0%} of its upload is {_others(fact.pair, self.hotkey)}'s: credit void"
+            case UploadRejected():
+                about, epoch = (fact.hotkey,), fact.epoch
+                text = f"upload     its part of shard {fact.shard} is not what was committed: left out, credit void"
+            case MergeMissed():
+                about, epoch = (fact.hotkey,), fact.epoch
+                text = "merge      its part was missing when half of the time was over: credit void"
             case ShardAudited():
                 about, epoch = fact.reducers, fact.epoch
                 is_true = fact.accepted.digest == fact.recomputed.digest

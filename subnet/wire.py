@@ -127,10 +127,14 @@ class ReducedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ReportReduced(Message, frozen=True):
-    """A reducer stored its copies of these shards. Answer: Done."""
+    """A reducer stored its copies of these shards. Answer: Done.
+
+    `left_out` names uploads whose part of them is not what was committed, or holds no numbers; the orchestrator looks itself.
+    """
 
     epoch: Epoch
     shards: tuple[ReducedShard, ...]
+    left_out: tuple[Hotkey, ...] = ()
 
 
 class ReportOuter(Message, frozen=True):

@@ -34,6 +34,7 @@ from subnet.orchestration.events import (
     RefereeOuter,
     RefereeShard,
     Requested,
+    Returned,
     RootIncluded,
     StoreSegment,
     Ticked,
@@ -42,7 +43,7 @@ from subnet.orchestration.events import (
     decode_event,
     encode_event,
 )
-from subnet.orchestration.ledger import Segment, encode_segment
+from subnet.orchestration.segments import encode_segment
 from subnet.orchestration.state import State
 from subnet.orchestration.work import sign_leases
 from subnet.ports import BlobStore, Chain, Clock, Signer, StateStore
@@ -258,11 +259,9 @@ class Orchestrator:
             effects = machine.step(self.state, decode_event(entry), self._config)
             segments += [effect for effect in effects if isinstance(effect, StoreSegment)]
             num_events += 1
-        if num_events == 0:
-            await self._store_and_step([_Pending(self._genesis())])
-        else:
-            log.info("recovered", extra={"events": num_events, "epoch": self.state.epoch, "phase": self.state.phase})
         now = self._clock.now()
+        await self._store_and_step([_Pending(Returned(at_s=now) if num_events else self._genesis())])
+        log.info("recovered", extra={"events": num_events, "epoch": self.state.epoch, "phase": self.state.phase})
         self._heard = dict.fromkeys([*self.state.members, *self.state.auditors], now)
         self._note_roots()
         return [*segments, *machine.outstanding(self.state, self._config)]
@@ -324,7 +323,7 @@ class Orchestrator:
             case RefereeOuter():
                 self._submit(await self._referee.outer(effect))
             case StoreSegment():
-                await self._store_segment(effect.segment)
+                await self._store_segment(effect)
             case DeleteObjects():
                 for key in effect.keys:
                     await self._blobs.delete(key)
@@ -340,7 +339,8 @@ class Orchestrator:
             BlockSeen(at_s=self._clock.now(), epoch=effect.epoch, at_block=effect.at_block, block_hash=block_hash)
         )
 
-    async def _store_segment(self, segment: Segment) -> None:
+    async def _store_segment(self, effect: StoreSegment) -> None:
+        segment = effect.segment
         key = segment_key(self.state.run_id, segment.index)
         if await self._blobs.size(key) is None:
             await self._blobs.put(key, encode_segment(segment))

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from neurons.roles.shards import reduced_bytes
+from neurons.roles.shards import Reduced, reduced
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.frames import digest
@@ -39,27 +39,42 @@ class Referee:
     async def shard(self, effect: RefereeShard) -> ShardRefereed:
         """Recompute one shard and store it. Raises NotFound, TransientFailure."""
         plan = effect.plan
-        data = await self._reduced(plan, effect.shard)
-        ref = await self._store(plan.epoch, kind="shard", name=f"s{plan.stage}-{effect.shard}", data=data)
+        found = await self._reduced(plan, effect.shard)
+        ref = await self._store(plan.epoch, kind="shard", name=f"s{plan.stage}-{effect.shard}", data=found.data)
         log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": effect.shard})
-        return ShardRefereed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=effect.shard, ref=ref)
+        return ShardRefereed(
+            at_s=self._clock.now(),
+            epoch=plan.epoch,
+            stage=plan.stage,
+            shard=effect.shard,
+            ref=ref,
+            left_out=found.left_out,
+        )
 
     async def audited_shard(self, effect: AuditShard) -> ShardRecomputed:
         """Recompute a shard on which its reducers agree; stored only when it is not theirs. Raises NotFound, TransientFailure."""
         plan, ref = effect.plan, effect.accepted
-        data = await self._reduced(plan, effect.shard)
-        if digest(data) != ref.digest:
-            ref = await self._store(plan.epoch, kind="shard", name=f"audit-s{plan.stage}-{effect.shard}", data=data)
+        found = await self._reduced(plan, effect.shard)
+        if digest(found.data) != ref.digest:
+            name = f"audit-s{plan.stage}-{effect.shard}"
+            ref = await self._store(plan.epoch, kind="shard", name=name, data=found.data)
             log.warning(
                 "agreeing shard is false", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": effect.shard}
             )
-        return ShardRecomputed(at_s=self._clock.now(), epoch=plan.epoch, stage=plan.stage, shard=effect.shard, ref=ref)
+        return ShardRecomputed(
+            at_s=self._clock.now(),
+            epoch=plan.epoch,
+            stage=plan.stage,
+            shard=effect.shard,
+            ref=ref,
+            left_out=found.left_out,
+        )
 
-    async def _reduced(self, plan: wire.MergePlan, shard: int) -> bytes:
+    async def _reduced(self, plan: wire.MergePlan, shard: int) -> Reduced:
         async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
             return await self._blobs.get(ref.key, start=start, size_bytes=size_bytes)
 
-        return await reduced_bytes(plan, plan.shards[shard], get_slice, self._config.merge)
+        return await reduced(plan, plan.shards[shard], get_slice, self._config.merge)
 
     async def outer(self, effect: RefereeOuter) -> OuterRefereed:
         """Apply the outer step to the previous snapshot. Raises NotFound, TransientFailure."""

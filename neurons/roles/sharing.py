@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neurons.roles.books import Books
-from neurons.roles.shards import reduced_bytes
+from neurons.roles.shards import reduced
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import NotFound, ProtocolViolation
@@ -120,12 +120,12 @@ class Sharing:
 
         count.num_miners = len(plan.uploads)
         for shard in mine:
-            data = await reduced_bytes(plan, shard, get_slice, self._config.merge)
+            found = await reduced(plan, shard, get_slice, self._config.merge)
             name = f"s{plan.stage}-{shard.shard}"
-            ref = await self.put("shard", epoch=plan.epoch, name=name, data=data)
-            count.sent += len(data)
-            reduced = (wire.ReducedShard(shard=shard.shard, ref=ref),)
-            await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=reduced))
+            ref = await self.put("shard", epoch=plan.epoch, name=name, data=found.data)
+            count.sent += len(found.data)
+            copies = (wire.ReducedShard(shard=shard.shard, ref=ref),)
+            await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=copies, left_out=found.left_out))
 
     def _count(self, epoch: Epoch, plan: wire.MergePlan) -> MergeBytes:
         """This epoch's counters; a process that restarted after its upload begins without it."""

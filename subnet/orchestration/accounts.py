@@ -18,6 +18,7 @@ from subnet.orchestration.ledger import (
     Flagged,
     Leased,
     LossRecorded,
+    MergeMissed,
     ReducerConvicted,
     RootCommitted,
     RunCreated,
@@ -26,6 +27,7 @@ from subnet.orchestration.ledger import (
     ShardMerged,
     UploadAccepted,
     UploadCopied,
+    UploadRejected,
     VerdictRecorded,
     Voided,
 )
@@ -63,6 +65,10 @@ class EpochAccount:
     verdicts: list[Verdict] = field(default_factory=list)
     flags: list[LossFlag] = field(default_factory=list)
     copied: dict[Hotkey, None] = field(default_factory=dict)
+    rejected: dict[Hotkey, None] = field(default_factory=dict)
+    """Whose upload could not be merged, or not all of it."""
+    missed: dict[Hotkey, None] = field(default_factory=dict)
+    """Who was there and did not do its part of the merge."""
     convicted: dict[Hotkey, None] = field(default_factory=dict)
     """Reducers whose agreeing copies were false."""
     shard_audits: list[ShardAudited] = field(default_factory=list)
@@ -80,10 +86,10 @@ class EpochAccount:
 
     @property
     def voided(self) -> tuple[Hotkey, ...]:
-        """Hotkeys whose whole epoch does not count, sorted: no accepted upload, absent from a challenge, a copied
-        upload, a false copy of a shard."""
+        """Hotkeys whose whole epoch does not count, sorted: no accepted upload, one that could not be merged or was
+        copied, absent from a challenge or from the merge, a false copy of a shard."""
         unpaid = {hotkey: None for hotkey in self.units if hotkey not in self.uploaded} | self.absent | self.copied
-        return tuple(sorted(unpaid | dict.fromkeys(self.false_reducers)))
+        return tuple(sorted(unpaid | self.rejected | self.missed | dict.fromkeys(self.false_reducers)))
 
     @property
     def false_reducers(self) -> tuple[Hotkey, ...]:
@@ -155,7 +161,7 @@ class Accounts:
                 self._add_work(self.epoch(fact.epoch), fact)
             case EpochStarted() | Committed() | UploadAccepted() | ShardMerged() | EpochPublished():
                 self._add_merge(self.epoch(fact.epoch), fact)
-            case UploadCopied() | ShardAudited() | ReducerConvicted():
+            case UploadCopied() | UploadRejected() | MergeMissed() | ShardAudited() | ReducerConvicted():
                 self._add_merge_trust(self.epoch(fact.epoch), fact)
             case Absent() | CaseClosed():
                 self._add_audit(self.epoch(fact.epoch), fact)
@@ -208,10 +214,16 @@ class Accounts:
                 assert_never(fact)
 
     @staticmethod
-    def _add_merge_trust(account: EpochAccount, fact: UploadCopied | ShardAudited | ReducerConvicted) -> None:
+    def _add_merge_trust(
+        account: EpochAccount, fact: UploadCopied | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
+    ) -> None:
         match fact:
             case UploadCopied():
                 account.copied |= dict.fromkeys(fact.pair)
+            case UploadRejected():
+                account.rejected[fact.hotkey] = None
+            case MergeMissed():
+                account.missed[fact.hotkey] = None
             case ShardAudited():
                 account.shard_audits.append(fact)
             case ReducerConvicted():

@@ -263,6 +263,13 @@ def _absent(turn: Turn, case: Case) -> None:
     _close(turn, case, Outcome.FAIL if is_fail else Outcome.INCONCLUSIVE)
 
 
+def defer(turn: Turn, seconds: float) -> None:
+    """Open cases are due later: the orchestrator was away."""
+    for case in turn.state.cases.values():
+        if case.outcome is None:
+            case.due_s += seconds
+
+
 def next_due_s(turn: Turn) -> float:
     """When the next open case runs out, or infinity."""
     return min((case.due_s for case in turn.state.cases.values() if case.outcome is None), default=float("inf"))
@@ -311,7 +318,7 @@ def post_scores(turn: Turn, sender: Hotkey, request: wire.PostScores) -> wire.Re
     """Record what a validator computed from a sealed segment, so that anyone can compare."""
     if sender not in turn.state.validators:
         raise Refused("permit", "only a permit holder posts scores")
-    if request.segment >= turn.state.ledger.num_segments:
+    if not 0 <= request.segment < turn.state.ledger.num_segments:
         raise Refused("segment", f"segment {request.segment} is not sealed")
     known = turn.state.posted.get(sender)
     if known is None or known.segment < request.segment:

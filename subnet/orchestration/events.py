@@ -38,6 +38,10 @@ class Ticked(Event, frozen=True):
     """Time passed a deadline."""
 
 
+class Returned(Event, frozen=True):
+    """The orchestrator is back: since its last event nobody could reach it."""
+
+
 class ChainSeen(Event, frozen=True):
     """The subnet's registrations changed: registered hotkeys with their registration block, and permit holders, sorted."""
 
@@ -68,12 +72,13 @@ class BlockSeen(Event, frozen=True):
 
 
 class ShardRefereed(Event, frozen=True):
-    """The orchestrator recomputed a shard that had no two equal copies."""
+    """The orchestrator recomputed a shard that had no two equal copies; `left_out` are uploads it could not use."""
 
     epoch: Epoch
     stage: StageIndex
     shard: int
     ref: BlobRef
+    left_out: tuple[Hotkey, ...] = ()
 
 
 class ShardRecomputed(Event, frozen=True):
@@ -83,6 +88,7 @@ class ShardRecomputed(Event, frozen=True):
     stage: StageIndex
     shard: int
     ref: BlobRef
+    left_out: tuple[Hotkey, ...] = ()
 
 
 class OuterRefereed(Event, frozen=True):
@@ -97,6 +103,7 @@ AnyEvent = (
     Created
     | Requested
     | Ticked
+    | Returned
     | ChainSeen
     | HeardFrom
     | RootIncluded

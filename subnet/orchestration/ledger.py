@@ -1,15 +1,13 @@
 """The run's public record: hash-chained entries, sealed each epoch into one immutable segment (system.md 1).
 
 An entry's head depends on every entry before it, so the newest head on chain proves the whole record, and a changed byte
-is found at the entry where it was changed.
+is found at the entry where it was changed (`subnet.orchestration.segments` reads and writes the sealed parts).
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from subnet.errors import InvariantBroken
 from subnet.frames import digest
 from subnet.receipts import canonical
 from subnet.types import (
@@ -177,6 +175,26 @@ class UploadCopied(Fact, frozen=True):
     share: float
 
 
+class UploadRejected(Fact, frozen=True):
+    """An upload's part of a shard is not what its commitment says, or holds no numbers that can be summed.
+
+    The orchestrator saw it when it recomputed the shard. The upload is left out there, and the credit of its epoch is void.
+    """
+
+    epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+    shard: int
+
+
+class MergeMissed(Fact, frozen=True):
+    """Half of the merge's time was over, and a miner that was there had not done its part: the credit of its epoch is void."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+
+
 class ShardAudited(Fact, frozen=True):
     """A shard whose two copies agreed was recomputed from the same uploads, after nobody could change them any more.
 
@@ -290,7 +308,7 @@ AnyFact = (
     RunCreated | Assigned | Enlisted | Calibrated | EpochStarted
     | Leased | Credited | LossRecorded | SampleDropped | Voided
     | Committed | RootCommitted | BeaconSeen | UploadCopied | UploadAccepted | ShardMerged | EpochPublished
-    | ShardAudited | ReducerConvicted
+    | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
     | Challenged | Answered | Absent | VerdictRecorded | Flagged | CaseClosed | Evaluated | ScoresPosted
 )  # fmt: skip
 
@@ -344,55 +362,3 @@ class Segment:
     previous_head: Digest
     entries: tuple[Entry, ...]
     head: Digest
-
-
-class _Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """First line of a segment object."""
-
-    segment: int
-    previous_head: Digest
-    num_entries: int
-
-
-_opening_decoder = msgspec.json.Decoder(_Opening)
-_entry_decoder = msgspec.json.Decoder(Entry)
-
-
-def encode_segment(segment: Segment) -> bytes:
-    """JSON lines: an opening, then one line for each entry."""
-    opening = _Opening(segment=segment.index, previous_head=segment.previous_head, num_entries=len(segment.entries))
-    return b"\n".join([canonical(opening), *(canonical(entry) for entry in segment.entries)]) + b"\n"
-
-
-def decode_segment(data: bytes, *, index: int, previous_head: Digest, first_seq: int) -> Segment:
-    """Segment `index`, every head recomputed. Raises InvariantBroken naming the first entry that does not hold."""
-    lines = data.split(b"\n")
-    if len(lines) < 2 or lines[-1] != b"":
-        raise InvariantBroken(f"segment {index}: cut off in the middle of a line")
-    try:
-        opening = _opening_decoder.decode(lines[0])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvariantBroken(f"segment {index}: opening line does not decode: {error}") from error
-    expected = _Opening(segment=index, previous_head=previous_head, num_entries=len(lines) - 2)
-    if opening != expected:
-        raise InvariantBroken(f"segment {index}: opening line is {opening}, expected {expected}")
-    entries = tuple(_checked(lines[1:-1], index=index, head=previous_head, seq=first_seq))
-    return Segment(
-        index=index, previous_head=previous_head, entries=entries, head=entries[-1].head if entries else previous_head
-    )
-
-
-def _checked(lines: Iterable[bytes], *, index: int, head: Digest, seq: int) -> Iterator[Entry]:
-    for line in lines:
-        try:
-            entry = _entry_decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvariantBroken(f"segment {index}, event {seq}: does not decode: {error}") from error
-        kind = type(entry.fact).__name__
-        if entry.seq != seq or canonical(entry) != line:
-            raise InvariantBroken(f"segment {index}, event {seq} ({kind}): not spelled as it was recorded")
-        head = entry_head(head, seq=seq, at_s=entry.at_s, fact=entry.fact)
-        if head != entry.head:
-            raise InvariantBroken(f"segment {index}, event {seq} ({kind}): altered, its head does not follow")
-        yield entry
-        seq += 1

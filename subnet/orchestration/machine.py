@@ -26,6 +26,7 @@ from subnet.orchestration.events import (
     OuterRefereed,
     RefereeShard,
     Requested,
+    Returned,
     RootIncluded,
     ShardRecomputed,
     ShardRefereed,
@@ -47,12 +48,14 @@ EPOCHS_KEPT = 3
 def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
     """Apply one event. Deterministic: same state and event, same changes and effects. Never raises on a peer's account."""
     turn = Turn(state=state, config=config, now_s=max(event.at_s, state.now_s))
-    state.now_s = turn.now_s
+    away_s, state.now_s = turn.now_s - state.now_s, turn.now_s
     match event:
         case Requested():
             _requested(turn, event)
         case Ticked():
             _expire(turn)
+        case Returned():
+            _forgive(turn, away_s)
         case Created():
             _created(turn, event)
         case ChainSeen():
@@ -188,8 +191,17 @@ def _expire(turn: Turn) -> None:
         work.drop_expired(turn)
     audits.expire_cases(turn)
     if turn.state.phase is Phase.MERGING:
-        half = turn.state.phase_since_s + turn.config.deadlines.merging_s / 2
-        merge.hurry_merges(turn, is_late=turn.now_s >= half)
+        is_late = turn.now_s >= turn.state.phase_since_s + turn.config.deadlines.merging_s / 2
+        if is_late:
+            merge_trust.note_missing(turn)
+        merge.hurry_merges(turn, is_late=is_late)
+
+
+def _forgive(turn: Turn, away_s: float) -> None:
+    """Time in which nobody could reach this orchestrator counts against nobody: what is owed is due later by as much."""
+    turn.state.phase_since_s += away_s
+    turn.state.phase_deadline_s += away_s
+    audits.defer(turn, away_s)
 
 
 def _advance(turn: Turn) -> None:
@@ -241,6 +253,7 @@ def _is_late(turn: Turn) -> bool:
 
 
 def _maybe_start_epoch(turn: Turn) -> None:
+    """With every ready miner of every lane, or, when it is late, with those lanes that can work at all."""
     state, training = turn.state, turn.config.training
     ready = [
         [hotkey for hotkey in state.live_members(stage) if state.members[hotkey].ready_epoch == state.epoch]
@@ -252,7 +265,6 @@ def _maybe_start_epoch(turn: Turn) -> None:
     else:
         is_complete = all(len(ready[stage]) == len(state.live_members(stage)) for stage in range(training.num_stages))
     if (is_complete and all(can_work)) or (_is_late(turn) and any(can_work)):
-    """With every ready miner of every lane, or, when it is late, with those lanes that can work at all."""
         current = state.current
         current.roster = tuple(tuple(stage) for stage in ready)
         turn.record(EpochStarted(epoch=current.epoch, beacon=current.beacon, roster=current.roster))
@@ -260,6 +272,8 @@ def _maybe_start_epoch(turn: Turn) -> None:
 
 
 def _training_is_over(turn: Turn) -> bool:
+    """Every lane that still has a miner in each stage has done what was asked of it, or time is up."""
+    state = turn.state
     if _is_late(turn):
         return True
     live = [state.live_roster(stage) for stage in range(len(state.current.roster))]
@@ -274,8 +288,6 @@ def _has_quorum(turn: Turn, live: list[Hotkey]) -> bool:
 
 
 def _num_credited(state: State, hotkey: Hotkey) -> int:
-    """Every lane that still has a miner in each stage has done what was asked of it, or time is up."""
-    state = turn.state
     work_done = state.current.work.get(hotkey)
     return len(work_done.credited) if work_done else 0
 

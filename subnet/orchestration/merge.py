@@ -12,8 +12,16 @@ from subnet import draws, receipts, wire
 from subnet.errors import ProtocolViolation, Refused
 from subnet.merging.schedule import shard_plans
 from subnet.merging.upload import check_commitment
-from subnet.orchestration.events import CommitRoot, OuterRefereed, RefereeOuter, RefereeShard, ShardRefereed, Wake
-from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted
+from subnet.orchestration.events import (
+    CommitRoot,
+    OuterRefereed,
+    RefereeOuter,
+    RefereeShard,
+    ShardRecomputed,
+    ShardRefereed,
+    Wake,
+)
+from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted, UploadRejected
 from subnet.orchestration.membership import member_of
 from subnet.orchestration.state import StageMerge, Turn, Work
 from subnet.orchestration.work import check_epoch
@@ -208,6 +216,8 @@ def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> w
     """A reducer's copies. Equal pairs are accepted, unequal ones go to the referee at once."""
     merge, plan = _merge_of(turn, sender, request.epoch)
     by_shard = {shard.shard: shard for shard in plan.shards}
+    if not set(request.left_out) <= {upload.hotkey for upload in plan.uploads}:
+        raise Refused("shard", "an upload was left out that is no part of this merge")
     for copy in request.shards:
         shard = by_shard.get(copy.shard)
         if shard is None or sender not in shard.reducers:
@@ -217,6 +227,8 @@ def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> w
     for copy in request.shards:
         merge.copies.setdefault(copy.shard, {}).setdefault(sender, copy.ref)
         turn.keep(request.epoch, copy.ref)
+        if request.left_out:
+            merge.doubted[copy.shard] = None
         _compare(turn, merge, by_shard[copy.shard])
     return wire.Done()
 
@@ -238,7 +250,7 @@ def _compare(turn: Turn, merge: StageMerge, shard: wire.ShardPlan) -> None:
     if shard.shard in merge.accepted or len(copies) < len(shard.reducers):
         return
     digests = {copies[reducer].digest for reducer in shard.reducers}
-    if len(digests) == 1 and len(shard.reducers) > 1:
+    if len(digests) == 1 and len(shard.reducers) > 1 and shard.shard not in merge.doubted:
         _accept(turn, merge, shard, copies[shard.reducers[0]], is_refereed=False)
     else:
         _ask_referee(turn, merge, shard.shard)
@@ -269,6 +281,7 @@ def _accept(turn: Turn, merge: StageMerge, shard: wire.ShardPlan, ref: BlobRef, 
         )
     )
     if len(merge.accepted) == len(merge.plan.shards):
+        merge.whole_at_s = turn.now_s
         turn.ask(Wake())
 
 
@@ -280,7 +293,15 @@ def shard_refereed(turn: Turn, event: ShardRefereed) -> None:
     merge = state.current.merges[event.stage]
     if merge.plan is not None:
         turn.keep(event.epoch, event.ref)
+        if event.shard not in merge.accepted:
+            record_left_out(turn, event)
         _accept(turn, merge, merge.plan.shards[event.shard], event.ref, is_refereed=True)
+
+
+def record_left_out(turn: Turn, event: ShardRefereed | ShardRecomputed) -> None:
+    """Uploads that the orchestrator itself could not use: whoever made them is not paid for that epoch."""
+    for hotkey in event.left_out:
+        turn.record(UploadRejected(epoch=event.epoch, hotkey=hotkey, stage=event.stage, shard=event.shard))
 
 
 def report_outer(turn: Turn, sender: Hotkey, request: wire.ReportOuter) -> wire.Response:

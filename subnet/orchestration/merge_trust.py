@@ -1,4 +1,5 @@
-"""What a merge tells of its miners beyond two copies that differ: copied uploads, and agreeing copies that are both false.
+"""What a merge tells of its miners beyond two copies that differ: copied uploads, agreeing copies that are both false, and who
+did not do its part.
 
 Colluders who corrupt only the shards they share never differ (trust.md 5). So a share of the agreeing shards is recomputed by
 the orchestrator, drawn from the next epoch's beacon, which is younger than the copies.
@@ -8,9 +9,9 @@ from subnet.frames import digest
 from subnet.merging.audits import audited_shards, copied_uploads
 from subnet.merging.schedule import ITEM_BYTES
 from subnet.orchestration.events import AnyEffect, AuditShard, ShardRecomputed, Wake
-from subnet.orchestration.ledger import ReducerConvicted, ShardAudited, UploadCopied
-from subnet.orchestration.merge import participants
-from subnet.orchestration.state import EpochState, ShardAudit, State, Turn
+from subnet.orchestration.ledger import MergeMissed, ReducerConvicted, ShardAudited, UploadCopied
+from subnet.orchestration.merge import participants, record_left_out
+from subnet.orchestration.state import EpochState, ShardAudit, StageMerge, State, Turn
 from subnet.orchestration.work import drop_through
 from subnet.types import Digest, Epoch, Hotkey, StageIndex
 
@@ -31,6 +32,38 @@ def _untouched(turn: Turn, stage: int) -> tuple[Digest, ...]:
     """Digests of chunks of zeros, a whole one and the last: params that no sample touched are equal in honest uploads."""
     size, chunk = turn.state.num_elements[stage] * ITEM_BYTES, turn.config.merge.chunk_bytes
     return digest(bytes(min(size, chunk))), digest(bytes(size % chunk or chunk))
+
+
+def note_missing(turn: Turn) -> None:
+    """Half of the merge's time is over: put on record who is there and has not done its part, once.
+
+    Not when nobody has stored anything, for then it is the store that is missing. The outer step needs all shards first, so who
+    got the last of them a moment ago is not to blame.
+    """
+    current = turn.state.current
+    if current.has_counted_missing:
+        return
+    current.has_counted_missing = True
+    if not any(merge.copies for merge in current.merges):
+        return
+    for stage, merge in enumerate(current.merges):
+        for hotkey in _owing(turn, merge):
+            turn.record(MergeMissed(epoch=current.epoch, hotkey=hotkey, stage=StageIndex(stage)))
+
+
+def _owing(turn: Turn, merge: StageMerge) -> list[Hotkey]:
+    if merge.plan is None or merge.snapshot is not None:
+        return []
+    owing = {
+        hotkey: None
+        for shard in merge.plan.shards
+        for hotkey in shard.reducers
+        if hotkey not in merge.copies.get(shard.shard, {})
+    }
+    if turn.now_s - merge.whole_at_s >= turn.config.deadlines.merging_s / 4:
+        owing |= {upload.hotkey: None for upload in merge.plan.uploads if upload.hotkey not in merge.outer}
+        owing |= {hotkey: None for hotkey in merge.uploaders if hotkey not in merge.stored}
+    return sorted(hotkey for hotkey in owing if turn.state.members[hotkey].is_live)
 
 
 def draw_shard_audits(turn: Turn, merged: EpochState | None, *, beacon: str) -> None:
@@ -73,6 +106,7 @@ def shard_recomputed(turn: Turn, event: ShardRecomputed) -> None:
             recomputed=event.ref,
         )
     )
+    record_left_out(turn, event)
     if event.ref.digest != audit.accepted.digest:
         turn.keep(turn.state.epoch, audit.accepted, event.ref)
         for hotkey in shard.reducers:

@@ -3,6 +3,7 @@
 Plain data, owned and changed by `machine.step` alone. Iteration order is that of insertion or sorted, never of a set.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -84,6 +85,10 @@ class StageMerge:
     agreed: dict[int, None] = field(default_factory=dict)
     """Shards accepted because both copies were equal: what nobody has recomputed."""
     referee_asked: dict[int, None] = field(default_factory=dict)
+    doubted: dict[int, None] = field(default_factory=dict)
+    """Shards for which a reducer left an upload out: equal copies are not enough, the orchestrator looks itself."""
+    whole_at_s: float = math.inf
+    """When the last shard was accepted."""
     uploaders: tuple[Hotkey, ...] = ()
     outer: dict[Hotkey, Digest] = field(default_factory=dict)
     stored: dict[Hotkey, BlobRef] = field(default_factory=dict)
@@ -113,6 +118,8 @@ class EpochState:
     """Whose upload is another's as well: left out of the merge and unpaid."""
     uploaded: dict[Hotkey, BlobRef] = field(default_factory=dict)
     merges: list[StageMerge] = field(default_factory=list)
+    has_counted_missing: bool = False
+    """Whether the merge has come to the point at which those who have not done their part are put on record."""
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from subnet.orchestration.ledger import (
     LossRecorded,
     RunCreated,
     UploadAccepted,
-    encode_segment,
 )
+from subnet.orchestration.segments import encode_segment
 from subnet.receipts import canonical
 from subnet.types import NO_DIGEST, BlobRef, Checkpoint, Digest, Epoch, Hotkey, SampleId, StageIndex
 

@@ -26,8 +26,8 @@ from subnet.orchestration.ledger import (
     ScoresPosted,
     UploadAccepted,
     VerdictRecorded,
-    encode_segment,
 )
+from subnet.orchestration.segments import encode_segment
 from subnet.types import BlobRef, Digest, Epoch, Hotkey, Metagraph, Neuron, Outcome, SampleId, StageIndex, Uid, Verdict
 
 CONFIG = RunConfig(

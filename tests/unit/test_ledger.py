@@ -17,9 +17,8 @@ from subnet.orchestration.ledger import (
     LossRecorded,
     SampleDropped,
     Segment,
-    decode_segment,
-    encode_segment,
 )
+from subnet.orchestration.segments import decode_segment, encode_segment
 from subnet.types import Digest, Epoch, Hotkey, SampleId, StageIndex
 
 FACTS: tuple[AnyFact, ...] = (

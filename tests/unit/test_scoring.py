@@ -8,7 +8,7 @@ from neurons.scoring import Record, outcomes, parse_discovery, scored, weighted
 from subnet import wire
 from subnet.errors import InvariantBroken, NotFound, ProtocolViolation
 from subnet.orchestration.accounts import Accounts
-from subnet.orchestration.ledger import encode_segment
+from subnet.orchestration.segments import encode_segment
 from subnet.types import Epoch, Hotkey, Outcome
 from tests.unit.orchestration import CONFIG, MINERS, Run, created
 

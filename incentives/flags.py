@@ -7,19 +7,24 @@ A z-score across M miners cannot exceed (M-1)/sqrt(M), so effects are tested aga
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from incentives.clasp import Batch, Fit, Floats, Ints, Moments, Spread
+from incentives.clasp import Batch, Fit, Floats, Moments, Spread
 from incentives.config import ClaspConfig
+from incentives.tails import (
+    anytime_limit,
+    median_extra,
+    median_of_others,
+    median_variance,
+    normal_score,
+    quantile,
+    welch_freedom,
+)
 from subnet.types import Hotkey, PathwayLoss, Record, StageIndex
 
 MIN_STRATA = 3
 """Miners of the last stage needed before their median can outvote one liar."""
-
-_MEDIAN_VARIANCE = (1.0, 1.0, 1.0, 1.346, 1.193, 1.434, 1.288, 1.472, 1.345, 1.495)
-"""Variance of the median of n normal values over that of their mean, by n; pi / 2 for many."""
 
 
 class Flag(Record, frozen=True):
@@ -80,7 +85,7 @@ class Strata:
         effect_mj = np.stack([column - median_of_others(column) for column in mean_mj.T], axis=1)
         known_j = np.maximum(is_known_mj.sum(axis=0), 2)
         others_j = np.where(is_known_mj, variance_mj, 0.0).sum(axis=0) / known_j
-        others_j *= np.array([_median_variance(count - 1) / (count - 1) for count in known_j.tolist()])
+        others_j *= np.array([median_variance(count - 1) / (count - 1) for count in known_j.tolist()])
         error_mj = variance_mj + others_j
         return np.array([_median_z(effects, errors) for effects, errors in zip(effect_mj, error_mj, strict=True)])
 
@@ -125,9 +130,8 @@ def stage_test(attribution: Attribution, stage: int) -> StageTest:
     effects_m = effects_m - median_of_others(effects_m)
     num_seen = int((counts_m > 0).sum())
     # the contrast's variance is of a difference to a mean; a median of the others is a little less certain than that
-    median_extra = (_median_variance(num_seen - 1) - 1.0) / max(1, num_seen)
-    errors_m = np.sqrt(attribution.spread.variances(stage) * (1.0 + median_extra))
-    freedom_m = _freedom(counts_m) * max(0.0, 1.0 - len(fit.counts_p) / fit.num_samples)
+    errors_m = np.sqrt(attribution.spread.variances(stage) * (1.0 + median_extra(num_seen)))
+    freedom_m = welch_freedom(counts_m) * max(0.0, 1.0 - len(fit.counts_p) / fit.num_samples)
     ratios_m = np.divide(effects_m, errors_m, out=np.full(len(counts_m), np.nan), where=errors_m > 0.0)
     z_m = np.array([normal_score(ratio, freedom) for ratio, freedom in zip(ratios_m, freedom_m, strict=True)])
     return StageTest(effects_m=effects_m, errors_m=errors_m, z_m=z_m)
@@ -152,7 +156,7 @@ def flags(
         for at, hotkey in enumerate(hotkeys):
             limit = _limit(float(test.errors_m[at]), config, is_sequential=is_sequential)
             height = abs(test.z_m[at]) if is_last else test.z_m[at]
-            is_confirmed = np.isnan(framing_m[at]) or framing_m[at] > _quantile(config.framing_alpha)
+            is_confirmed = np.isnan(framing_m[at]) or framing_m[at] > quantile(config.framing_alpha)
             if counts_m[at] >= config.min_samples and height > limit and is_confirmed:
                 found.append(
                     Flag(
@@ -167,93 +171,10 @@ def flags(
     return tuple(found)
 
 
-def samples_needed(sigma: float, delta: float, num_miners: int, *, alpha: float = 1e-3, power: float = 0.9) -> float:
-    """Samples of a run until a harm of `delta` among `num_miners` of a stage is found: 19.1*(sigma/delta)^2*M^2/(M-1)."""
-    reach = _quantile(alpha) + NormalDist().inv_cdf(power)
-    return (reach * sigma / delta) ** 2 * num_miners**2 / (num_miners - 1)
-
-
-def twin_scores(first_k: Ints, second_k: Ints, differences_k: Floats, num_miners: int) -> Floats:
-    """z of each miner of one stage from twins: samples that went through two of its miners, all else equal.
-
-    `differences_k` is the loss through the first minus the loss through the second. What the text adds to the loss cancels,
-    so few pairs suffice. NaN for a miner without twins, and for all when nothing is left to estimate the noise from.
-    """
-    rows = np.arange(len(first_k))
-    design_km = np.zeros((len(first_k), num_miners))
-    design_km[rows, first_k] += 1.0
-    design_km[rows, second_k] -= 1.0
-    is_seen_m = np.abs(design_km).sum(axis=0) > 0
-    freedom = len(first_k) - int(np.linalg.matrix_rank(design_km))
-    if freedom < 1:
-        return np.full(num_miners, np.nan)
-    inverse_mm = np.linalg.pinv(design_km.T @ design_km, hermitian=True)
-    raw_m = inverse_mm @ (design_km.T @ differences_k)
-    noise = math.sqrt(float(np.sum((differences_k - design_km @ raw_m) ** 2)) / freedom)
-    effects_m = np.where(is_seen_m, raw_m, np.nan)
-    effects_m = effects_m - median_of_others(effects_m)
-    errors_m = noise * np.sqrt(np.diagonal(inverse_mm))
-    ratios_m = np.divide(effects_m, errors_m, out=np.full(num_miners, np.nan), where=errors_m > 0.0)
-    return np.array([normal_score(ratio, freedom) for ratio in ratios_m])
-
-
-def median_of_others(values: Floats) -> Floats:
-    """For each value, the median of all others; NaN values count for nobody, and have none."""
-    known = np.flatnonzero(~np.isnan(values))
-    result = np.full(len(values), np.nan)
-    if len(known) < 2:
-        return result
-    order = known[np.argsort(values[known], kind="stable")]
-    ranks = np.arange(len(known))
-    ordered = values[order]
-    low, high = (len(known) - 2) // 2, (len(known) - 1) // 2
-    result[order] = (ordered[low + (ranks <= low)] + ordered[high + (ranks <= high)]) / 2.0
-    return result
-
-
-def normal_score(ratio: float, freedom: float) -> float:
-    """The z that is as improbable as Student's t of `ratio` (Wallace's approximation); NaN without degrees of freedom."""
-    if freedom < 1.0 or math.isnan(ratio):
-        return math.nan
-    size = (8.0 * freedom + 1.0) / (8.0 * freedom + 3.0) * math.sqrt(freedom * math.log1p(ratio * ratio / freedom))
-    return math.copysign(size, ratio)
-
-
-def anytime_limit(standard_error: float, *, alpha: float, effect: float) -> float:
-    """z that an honest miner reaches with probability alpha at most, however often one looks (a mixture of likelihoods).
-
-    `effect` is the harm that it finds soonest; it prices the looking, it is no threshold.
-    """
-    information = (effect / standard_error) ** 2
-    return math.sqrt((1.0 + 1.0 / information) * (2.0 * math.log(1.0 / alpha) + math.log1p(information)))
-
-
 def _limit(standard_error: float, config: ClaspConfig, *, is_sequential: bool) -> float:
     if is_sequential and standard_error > 0.0:
         return anytime_limit(standard_error, alpha=config.alpha, effect=config.effect)
-    return _quantile(config.alpha)
-
-
-def _quantile(alpha: float) -> float:
-    return NormalDist().inv_cdf(1.0 - alpha)
-
-
-def _freedom(counts_m: Floats) -> Floats:
-    """Degrees of freedom (Welch) of a miner's variance and the others' in the variance of their difference."""
-    is_seen_m = counts_m > 0
-    num_others = int(is_seen_m.sum()) - 1
-    if num_others < 1:
-        return np.zeros(len(counts_m))
-    own_m = 1.0 / np.maximum(counts_m, 1.0)
-    others_m = (np.sum(own_m[is_seen_m]) - own_m) / num_others**2
-    share_m = own_m / (own_m + others_m)
-    left_m = np.maximum(np.sum(counts_m) - counts_m - num_others, 1e-9)
-    freedom_m: Floats = 1.0 / (share_m**2 / np.maximum(counts_m - 1.0, 1e-9) + (1.0 - share_m) ** 2 / left_m)
-    return freedom_m
-
-
-def _median_variance(count: int) -> float:
-    return _MEDIAN_VARIANCE[max(0, count)] if count < len(_MEDIAN_VARIANCE) else math.pi / 2.0
+    return quantile(config.alpha)
 
 
 def _median_z(effects_j: Floats, variances_j: Floats) -> float:
@@ -266,7 +187,7 @@ def _median_z(effects_j: Floats, variances_j: Floats) -> float:
     if num_left < MIN_STRATA - 1:
         return math.nan
     kept_j = np.sort(effects_j[known])[:-1]
-    error = math.sqrt(_median_variance(num_left) * float(np.mean(variances_j[known])) / num_left)
+    error = math.sqrt(median_variance(num_left) * float(np.mean(variances_j[known])) / num_left)
     return float(np.median(kept_j)) / error if error > 0.0 else math.nan
 
 

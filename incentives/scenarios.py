@@ -19,9 +19,10 @@ _TIME_BLOCKS = 16
 
 
 class Routing(enum.StrEnum):
-    """How pathways are drawn."""
+    """How pathways are drawn: in rounds, as a run draws them; each hop by itself; mostly where the last one went; by shares."""
 
     BALANCED = "balanced"
+    RANDOM = "random"
     STICKY = "sticky"
     UNBALANCED = "unbalanced"
 
@@ -77,9 +78,17 @@ class Scenario:
         if self.routing is Routing.UNBALANCED:
             shares = np.arange(1.0, self.num_miners + 1.0)
             return rng.choice(self.num_miners, size=shape, p=shares / shares.sum()).astype(np.int64)
+        if self.routing is Routing.BALANCED:
+            return np.column_stack([self._rounds(num_samples, rng) for _ in range(self.num_stages)])
         drawn: Ints = rng.integers(0, self.num_miners, size=shape)
         if self.routing is Routing.STICKY:
             stays = rng.random(shape) < _STICKINESS
             for stage in range(1, self.num_stages):
                 drawn[:, stage] = np.where(stays[:, stage], drawn[:, stage - 1], drawn[:, stage])
         return drawn
+
+    def _rounds(self, num_samples: int, rng: np.random.Generator) -> Ints:
+        """One stage's miners: each once in every round, in an order of that round (subnet.orchestration.pathways)."""
+        num_rounds = -(-num_samples // self.num_miners)
+        order = np.tile(np.arange(self.num_miners), (num_rounds, 1))
+        return rng.permuted(order, axis=1).ravel()[:num_samples]

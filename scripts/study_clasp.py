@@ -9,8 +9,11 @@ import numpy as np
 
 from incentives.clasp import Batch, Moments, paper_z
 from incentives.config import ClaspConfig
-from incentives.flags import Attribution, anytime_limit, attribute, flags, samples_needed, stage_test, twin_scores
+from incentives.flags import Attribution, attribute, flags, stage_test
+from incentives.power import pairs_to_find, samples_needed, samples_to_find
 from incentives.scenarios import Routing, Scenario
+from incentives.tails import anytime_limit, quantile
+from incentives.twins import twin_scores
 from subnet.types import Hotkey
 
 HONEST_Z = 3.0902  # one-sided 1e-3
@@ -42,58 +45,86 @@ def toy() -> None:
 
 
 def power(rounds: int) -> None:
-    print("\n== power at alpha 1e-3 with the formula's samples, M = 5, sigma 0.2 (times 1.0, 1.1, 1.2, 1.5)")
-    for stages, harm in ((1, 1.05), (2, 1.02), (5, 1.02), (5, 1.01)):
-        formula = samples_needed(0.2, 4.5 * (harm - 1.0), 5)
-        # the harmful miner stands in stage 0; with one stage it is the last one too, which changes nothing here
-        scenario = Scenario(num_stages=stages, harm={(0, 0): harm})
-        found = []
-        for factor in (1.0, 1.1, 1.2, 1.5):
-            batches = [
-                scenario.draw(round(factor * formula), np.random.default_rng([3, seed])) for seed in range(rounds)
-            ]
-            hits = sum(stage_test(fitted(scenario, batch), 0).z_m[0] > HONEST_Z for batch in batches)
-            found.append(f"{hits / rounds:.3f}")
-        print(f"{stages} stages, +{100 * (harm - 1):.0f} %, {formula:.0f} samples: {', '.join(found)}")
+    print(
+        "\n== samples for 90 % power at alpha 1e-3, M = 5, sigma 0.2; the harmful miner's losses also vary more, as in the toy"
+    )
+    print(
+        "limit: 19.1*(sigma/delta)^2*M^2/(M-1); formula: what the test as made needs; needed: found here, and over the formula"
+    )
+    for routing in (Routing.BALANCED, Routing.RANDOM):
+        for stages, harm in ((1, 1.1), (1, 1.05), (2, 1.02), (5, 1.02), (5, 1.01)):
+            # the harmful miner stands in stage 0; with one stage it is the last one too, which changes nothing here
+            scenario = Scenario(num_stages=stages, routing=routing, harm={(0, 0): harm})
+            delta = 4.5 * (harm - 1.0)
+            formula = samples_to_find(0.2 * harm, delta, 5, num_stages=stages)
+            shares = {
+                factor: found_share(scenario, round(factor * formula), rounds) for factor in (0.8, 0.9, 1.0, 1.1, 1.2)
+            }
+            curve = ", ".join(f"{factor:g}: {share:.3f}" for factor, share in shares.items())
+            print(
+                f"{routing}, {stages} stages, +{100 * (harm - 1):.0f} %: limit {samples_needed(0.2, delta, 5):.0f}, "
+                f"formula {formula:.0f}; power at so many times the formula {curve}; needed {crossing(shares):.2f}"
+            )
+
+
+def found_share(scenario: Scenario, num_samples: int, rounds: int) -> float:
+    """Share of networks in which the first miner of the first stage is found."""
+    batches = (scenario.draw(num_samples, np.random.default_rng([3, seed])) for seed in range(rounds))
+    return sum(bool(stage_test(fitted(scenario, batch), 0).z_m[0] > HONEST_Z) for batch in batches) / rounds
+
+
+def crossing(shares: dict[float, float]) -> float:
+    """Where the power reaches 90 %, on straight lines between the measured points; NaN outside of them."""
+    factors, powers = np.array(list(shares)), np.maximum.accumulate(list(shares.values()))
+    return float(np.interp(0.9, powers, factors, left=math.nan, right=math.nan))
+
+
+LEVELS = (1e-2, 1e-3, 1e-4)
+SETTINGS = {
+    "balanced": Scenario(harm={(2, 1): 1.1}),
+    "sticky": Scenario(routing=Routing.STICKY, harm={(2, 1): 1.1}),
+    "unbalanced": Scenario(routing=Routing.UNBALANCED, harm={(2, 1): 1.1}),
+    "heavy-tailed": Scenario(is_heavy_tailed=True, harm={(2, 1): 1.1}),
+    "trending": Scenario(trend=1.0, harm={(2, 1): 1.1}),
+    "sticky and trending": Scenario(routing=Routing.STICKY, trend=1.0, harm={(2, 1): 1.1}),
+}
 
 
 def false_positives(rounds: int) -> None:
-    print("\n== honest miners above the 1e-3 threshold, one bad miner (+10 %) in stage 2, 3,000 samples a round")
-    settings = {
-        "balanced": Scenario(),
-        "sticky": Scenario(routing=Routing.STICKY),
-        "unbalanced": Scenario(routing=Routing.UNBALANCED),
-        "heavy-tailed": Scenario(is_heavy_tailed=True),
-        "trending": Scenario(trend=1.0),
-        "sticky and trending": Scenario(routing=Routing.STICKY, trend=1.0),
-    }
-    for label, base in settings.items():
-        scenario = Scenario(
-            routing=base.routing, is_heavy_tailed=base.is_heavy_tailed, trend=base.trend, harm={(2, 1): 1.1}
-        )
-        paper = ours = tests = 0
-        condition = 0.0
+    print(f"\n== honest miners above a level, one bad miner (+10 %) in stage 2, 3,000 samples a round, {rounds} rounds")
+    print(
+        "counts against what the level promises and twice its sampling error; first the other stages, then the bad miner's mates"
+    )
+    for label, scenario in SETTINGS.items():
+        others: list[np.ndarray] = []
+        mates: list[np.ndarray] = []
+        condition, num_blamed = 0.0, 0
         for seed in range(rounds):
             batch = scenario.draw(3_000, np.random.default_rng([7, seed]))
             fit = fitted(scenario, batch)
             condition = max(condition, fit.fit.condition)
-            moments = Moments(scenario.sizes)
-            moments.add(batch)
-            means = moments.mean_losses()[:25]
-            errors = 0.2 / np.sqrt(3_000 / 5)
-            for stage in range(5):
-                z = stage_test(fit, stage).z_m
-                rows = slice(stage * 5, stage * 5 + 5)
-                plain = (means[rows] - np.median(means[rows])) / errors
-                honest = [at for at in range(5) if (stage, at) != (2, 1)]
-                ours += int((z[honest] > HONEST_Z).sum())
-                paper += int((plain[honest] > HONEST_Z).sum())
-                tests += len(honest)
-        sampling = 2.0 * math.sqrt(1e-3 / tests)
+            others += [stage_test(fit, stage).z_m for stage in range(5) if stage != 2]
+            mates.append(np.delete(stage_test(fit, 2).z_m, 1))
+            num_blamed += blamed_by_means(scenario, batch)
+        cells = [counted(np.concatenate(scores), level) for scores in (others, mates) for level in LEVELS]
         print(
-            f"{label:20s} least squares {100 * ours / tests:.3f} % (nominal 0.100 +- {100 * sampling:.3f}), "
-            f"plain mean {100 * paper / tests:.2f} %, of {tests} tests, condition <= {condition:.1f}"
+            f"{label:20s} {'; '.join(cells)}; plain mean at 1e-3: {num_blamed / (24 * rounds):.2%}; condition <= {condition:.1f}"
         )
+
+
+def counted(scores: np.ndarray, level: float) -> str:
+    expected = level * len(scores)
+    return f"{level:g}: {int((scores > quantile(level)).sum())} of {expected:.0f} +- {2.0 * math.sqrt(expected):.0f}"
+
+
+def blamed_by_means(scenario: Scenario, batch: Batch) -> int:
+    """Honest miners that the paper's plain means put above 1e-3."""
+    moments = Moments(scenario.sizes)
+    moments.add(batch)
+    means_sm = moments.mean_losses()[:25].reshape(5, 5)
+    z_sm = (means_sm - np.median(means_sm, axis=1, keepdims=True)) / (0.2 / np.sqrt(3_000 / 5))
+    z_sm[2, 1] = 0.0
+    return int((z_sm > HONEST_Z).sum())
 
 
 def framing(rounds: int) -> None:
@@ -133,17 +164,26 @@ def sequential(rounds: int) -> None:
         )
 
 
-def twins() -> None:
-    print("\n== twins: an identity cheat (+1 nat) among 5 miners, text noise 0.2 cancels, 0.02 remains")
-    rng = np.random.default_rng(17)
-    for pairs in (2, 4):
-        found = 0
-        for _ in range(200):
+def twins(rounds: int) -> None:
+    print("\n== twins of one stage of 5 against raw samples of the run, harm found with 90 % power at 1e-3")
+    for noise in (0.02, 0.05, 0.1):
+        cells = []
+        for delta in (1.0, 0.09, 0.045):
+            pairs, samples = pairs_to_find(noise, delta, 5), samples_to_find(0.2, delta, 5, num_stages=5)
+            cells.append(f"+{delta:g} nats: {pairs:.0f} pairs or {samples:.0f} samples")
+        print(f"noise of a pair {noise:g}, of a sample 0.2: {'; '.join(cells)}")
+    print("an identity cheat (+1 nat) with few pairs of its own among 30 of others, noise 0.02, and its honest mates:")
+    for pairs in (1, 2, 4):
+        found = blamed = 0
+        for seed in range(rounds):
+            rng = np.random.default_rng([17, seed])
             first = np.concatenate([np.zeros(pairs, np.int64), rng.integers(1, 5, 30)])
-            second = np.array([rng.choice([at for at in range(5) if at != one]) for one in first])
-            difference = 1.0 * (first == 0) - 1.0 * (second == 0) + 0.02 * rng.standard_normal(len(first))
-            found += twin_scores(first, second, difference, 5)[0] > HONEST_Z
-        print(f"{pairs} pairs of the cheat among {30 + pairs}: found in {found / 200:.3f} of runs")
+            second = np.array([rng.choice([at for at in range(1, 5) if at != one]) for one in first])
+            difference = 1.0 * (first == 0) + 0.02 * rng.standard_normal(len(first))
+            z = twin_scores(first, second, difference, 5)
+            found += bool(z[0] > HONEST_Z)
+            blamed += int((z[1:] > HONEST_Z).sum())
+        print(f"{pairs} pairs: found in {found / rounds:.3f} of runs, {blamed} of {4 * rounds} honest above 1e-3")
 
 
 def cost() -> None:
@@ -174,7 +214,7 @@ def main() -> None:
     false_positives(rounds)
     framing(rounds)
     sequential(rounds)
-    twins()
+    twins(rounds)
     cost()
 
 

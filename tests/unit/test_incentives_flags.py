@@ -3,25 +3,12 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from incentives.clasp import Batch, Floats, Ints
+from incentives.clasp import Batch
 from incentives.config import ClaspConfig
-from incentives.flags import (
-    Attribution,
-    Flag,
-    anytime_limit,
-    attribute,
-    flags,
-    median_of_others,
-    normal_score,
-    samples_needed,
-    stage_test,
-    to_batches,
-    twin_scores,
-)
+from incentives.flags import Attribution, Flag, attribute, flags, stage_test, to_batches
 from incentives.scenarios import Routing, Scenario
+from incentives.tails import anytime_limit
 from subnet.types import Epoch, Hotkey, PathwayLoss, SampleId
 
 CONFIG = ClaspConfig()
@@ -83,21 +70,6 @@ def test_honest_miners_are_flagged_at_the_nominal_rate(scenario: Scenario) -> No
             above += int((z_m[honest] > threshold).sum())
             tests += len(honest)
     assert above <= alpha * tests + 3.0 * math.sqrt(alpha * tests)
-
-
-def test_power_is_what_the_formula_says() -> None:
-    """At 1.2 times the samples of the formula, 90 % of the harmful are found, within sampling error."""
-    scenario = Scenario(num_stages=2, harm={(0, 0): 1.02})
-    needed = samples_needed(0.2, 0.09, 5)
-    assert needed == pytest.approx(19.1 * (0.2 / 0.09) ** 2 * 25 / 4, rel=1e-3)
-    rounds = 300
-    hits = sum(stage_test(fitted(scenario, round(1.2 * needed), seed), 0).z_m[0] > 3.0902 for seed in range(rounds))
-    assert hits / rounds > 0.9 - 2.0 * math.sqrt(0.09 / rounds)
-
-
-@pytest.mark.parametrize(("delta", "samples"), [(0.45, 24), (0.225, 95), (0.045, 2_360)])
-def test_the_formula_gives_the_figures_of_the_design(delta: float, samples: int) -> None:
-    assert samples_needed(0.2, delta, 5) == pytest.approx(samples, rel=0.02)
 
 
 def test_a_liar_in_the_last_stage_frames_nobody_and_is_flagged() -> None:
@@ -178,64 +150,6 @@ def test_a_sequential_test_still_finds_harm() -> None:
     scenario = Scenario(harm={(2, 1): 1.05})
     result = fitted(scenario, 3_000, 2)
     assert [flag.hotkey for flag in flags(result, names(scenario), CONFIG, is_sequential=True)] == ["2-1"]
-
-
-def test_an_anytime_limit_asks_for_more_than_a_single_look() -> None:
-    for error in (0.001, 0.01, 0.1, 1.0):
-        assert anytime_limit(error, alpha=0.01, effect=0.05) > NormalDist().inv_cdf(0.99)
-
-
-def twins(num_pairs: int, seed: int) -> tuple[Ints, Ints, Floats]:
-    """Miner 0 of five adds 1 nat; the other twins are among the honest."""
-    rng = np.random.default_rng(seed)
-    first = np.concatenate([np.zeros(num_pairs, np.int64), rng.integers(1, 5, 30)])
-    second = (first + rng.integers(1, 5, len(first))) % 5
-    second = np.where((second == 0) & (first != 0), first % 4 + 1, second)
-    difference = 1.0 * (first == 0) + 0.05 * rng.standard_normal(len(first))
-    return first, second, difference
-
-
-def test_two_pairs_of_twins_show_an_identity_cheat() -> None:
-    for seed in range(20):
-        z = twin_scores(*twins(2, seed), 5)
-        assert z[0] > 3.72
-        assert (z[1:] < 3.72).all()
-
-
-def test_twins_that_do_not_exist_say_nothing() -> None:
-    nothing = np.zeros(0, np.int64)
-    assert np.isnan(twin_scores(nothing, nothing, np.zeros(0), 3)).all()
-    one = np.array([0]), np.array([1]), np.array([2.0])
-    assert np.isnan(twin_scores(*one, 3)).all()
-    several = np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), np.array([0.1, 0.2, 0.1, -0.1])
-    z = twin_scores(*several, 3)
-    assert np.isnan(z[2])
-    assert np.isfinite(z[:2]).all()
-    assert np.isnan(twin_scores(several[0], several[1], np.zeros(4), 3)).all()
-
-
-@given(values=st.lists(st.one_of(st.floats(-1e3, 1e3), st.just(math.nan)), max_size=9))
-def test_the_median_of_the_others(values: list[float]) -> None:
-    result = median_of_others(np.array(values))
-    for at, value in enumerate(values):
-        others = [other for place, other in enumerate(values) if place != at and not math.isnan(other)]
-        if math.isnan(value) or not others:
-            assert math.isnan(result[at])
-        else:
-            assert result[at] == pytest.approx(float(np.median(others)))
-
-
-@pytest.mark.parametrize(
-    ("t", "freedom", "p"), [(2.764, 10, 0.01), (3.930, 11, 1.18e-3), (4.144, 10, 1e-3), (2.326, 1e6, 0.01)]
-)
-def test_a_t_value_becomes_the_z_of_the_same_tail(t: float, freedom: float, p: float) -> None:
-    assert 1.0 - NormalDist().cdf(normal_score(t, freedom)) == pytest.approx(p, rel=0.03)
-    assert normal_score(-t, freedom) == -normal_score(t, freedom)
-
-
-def test_without_freedom_there_is_no_score() -> None:
-    assert math.isnan(normal_score(3.0, 0.5))
-    assert math.isnan(normal_score(math.nan, 10.0))
 
 
 def test_ledger_records_become_batches() -> None:

@@ -238,6 +238,8 @@ class BlockTrainConfig(Record, frozen=True):
     """Exponent g by which a stage's band of noise levels is widened for training: by (high / low)^g at each end."""
     num_ahead: Count = 1
     """Stages above that a lookahead stage predicts through, as far as there are any."""
+    max_staleness: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Epochs by which an update that was committed in time may be uploaded late and still be merged (papers.md B3)."""
 
     def __post_init__(self) -> None:
         if self.sigma_min >= self.sigma_max:

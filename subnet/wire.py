@@ -299,9 +299,12 @@ class DownloadGrant(Message, frozen=True):
 
 
 class Upload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One miner's accepted pseudo-gradient, with what was committed about it."""
+    """One miner's accepted pseudo-gradient, with what was committed about it; `base_epoch` is the one it was trained in, earlier
+    than the merge's where it came late.
+    """
 
     hotkey: Hotkey
+    base_epoch: Epoch
     num_batches: int
     ref: BlobRef
     chunk_digests: tuple[Digest, ...]
@@ -317,7 +320,7 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class MergePlan(Message, frozen=True):
-    """Everything a reducer of one stage needs; uploads are sorted by hotkey."""
+    """Everything a reducer of one stage needs; uploads are sorted by hotkey and base epoch."""
 
     epoch: Epoch
     stage: StageIndex
@@ -338,7 +341,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One audited segment. A miner sees its own until it has answered; a validator sees answered ones that it must judge.
 
     `start` and `end` are the checkpoints the segment lies between, `evidence` its records; None until answered. `anchor` is
-    the snapshot that the epoch began from; `upload_digest` is the committed upload's when the segment is the epoch's last.
+    the snapshot that the epoch began from, `neighbours` are those of the stages that this one computes with; `upload_digest` is
+    the committed upload's when the segment is the epoch's last.
     `mode` is how the miner says it computes; `max_rel_d` is the network's limit on distances, None for the run's own.
     """
 
@@ -352,6 +356,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mode: NumericMode | None = None
     max_rel_d: float | None = None
     anchor: BlobRef | None = None
+    neighbours: tuple[BlobRef, ...] = ()
     upload_digest: Digest = NO_DIGEST
     start: BlobRef | None = None
     end: BlobRef | None = None
@@ -361,9 +366,9 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Directive(Message, frozen=True):
     """What one node should do now: a pure view of the orchestrator's state, so a restarted node needs nothing else.
 
-    `snapshot` is what `epoch` starts from, for the caller's stage. A validator gets every stage's `snapshots` of
-    `evaluate_epoch`, whose held-out loss it was drawn to measure. `merged` is complete or empty: the stage's accepted
-    shards, in order. `note` says why nothing is to do.
+    `snapshot` is what `epoch` starts from, for the caller's stage, and `snapshots` for the stages that this one computes with. A
+    validator gets every stage's `snapshots` of `evaluate_epoch`, whose held-out loss it was drawn to measure. `merged` is
+    complete or empty: the stage's accepted shards, in order. `note` says why nothing is to do.
     """
 
     version: int

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from neurons.local.watch import Snapshot
+from subnet.config import RunKind
 from subnet.dashboard.views import AuditView, RunView
 from subnet.types import Hotkey, Phase
 
@@ -23,12 +24,16 @@ def changes(before: Snapshot, after: Snapshot, names: Names, *, unigram: float |
 
 
 def _run_changes(before: RunView | None, after: RunView, names: Names, *, unigram: float | None) -> Iterator[str]:
+    if before is not None and before.epoch < after.epoch:
+        merged = "  ".join(f"{stage.num_merged}/{stage.num_assigned}" for stage in after.stages)
+        yield f"epoch {after.epoch - 1}  merged by stage, of the miners assigned: {merged}"
     if before is None or (before.epoch, before.phase) != (after.epoch, after.phase):
         yield _phase_line(after)
     known = {view.epoch: view.loss for view in before.evaluations} if before else {}
     for view in after.evaluations:
         if view.loss is not None and known.get(view.epoch) is None:
-            zeroed = "" if view.loss_wires_zeroed is None else f", with wires zeroed {view.loss_wires_zeroed:.3f}"
+            without = "the first stage alone" if after.kind is RunKind.BLOCKTRAIN else "with wires zeroed"
+            zeroed = "" if view.loss_wires_zeroed is None else f", {without} {view.loss_wires_zeroed:.3f}"
             share = "" if unigram is None else f" = {view.loss / unigram:.3f} of unigram {unigram:.3f}"
             yield f"epoch {view.epoch}  held-out loss {view.loss:.3f}{share}{zeroed}"
     closed = {(view.epoch, view.hotkey): view.outcome for view in before.audits} if before else {}

@@ -61,7 +61,8 @@ def _stages(run: RunView, names: Mapping[Hotkey, str], processes: Sequence[Proce
     columns = [[miner for miner in run.miners if miner.stage == stage.stage] for stage in run.stages]
     for stage in run.stages:
         merged = f"  merged {stage.num_accepted}/{stage.num_shards}" if stage.num_shards else ""
-        table.add_column(f"stage {stage.stage}{merged}", header_style="bold cyan")
+        took = f"  took up {stage.num_merged}/{stage.num_assigned}" if stage.num_assigned else ""
+        table.add_column(f"stage {stage.stage}{took}{merged}", header_style="bold cyan")
     for row in range(max((len(column) for column in columns), default=0)):
         cells = [_miner(column[row], names, restarts) if row < len(column) else Text() for column in columns]
         table.add_row(*cells)

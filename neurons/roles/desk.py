@@ -4,7 +4,7 @@ import re
 
 from subnet import receipts, wire
 from subnet.errors import Refused
-from subnet.orchestration import views
+from subnet.orchestration import late
 from subnet.orchestration.merge import object_key
 from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock, Signer
@@ -90,7 +90,7 @@ class Desk:
         return key.startswith(f"runs/{self.state.run_id}/") and _KEY.fullmatch(key) is not None
 
     async def _check_uploaded(self, sender: Hotkey, request: wire.UploadDone) -> None:
-        ref = views.committed_upload(self.state, sender, request.epoch)
+        ref = late.committed_upload(self.state, sender, request.epoch)
         if ref is not None and await self._blobs.size(ref.key) != ref.size_bytes:
             raise Refused("upload", "the committed pseudo-gradient is not in the store: upload it first")
 

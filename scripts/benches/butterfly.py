@@ -155,6 +155,7 @@ def merge_plan(hotkeys: list[Hotkey], uploaded: list[dict[str, Any]], epoch: Epo
     uploads = [
         wire.Upload(
             hotkey=hotkey,
+            base_epoch=epoch,
             num_batches=8,
             ref=BlobRef(
                 key=object_key(RUN, epoch=epoch, hotkey=hotkey, kind="upload", name="whole", content=found["digest"]),

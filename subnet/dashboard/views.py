@@ -3,6 +3,7 @@
 import msgspec
 
 from subnet import wire
+from subnet.config import RunKind
 from subnet.orchestration.state import State
 from subnet.types import Epoch, Hotkey, LossFlag, Outcome, Phase, StageIndex
 
@@ -58,7 +59,9 @@ class StandingView(View, frozen=True):
 
 
 class EvaluationView(View, frozen=True):
-    """Held-out loss of a published epoch, nats per token."""
+    """Held-out loss of a published epoch, nats per token; `loss_wires_zeroed` is without what crosses the cuts, and where stages
+    train apart that of the first alone.
+    """
 
     epoch: Epoch
     loss: float | None
@@ -66,13 +69,18 @@ class EvaluationView(View, frozen=True):
 
 
 class StageView(View, frozen=True):
-    """One stage's merge: shards accepted of all, and whether the merged params are published."""
+    """One stage's merge: shards accepted of all, and whether the merged params are published.
+
+    `num_merged` updates of `num_assigned` miners are in the newest published epoch.
+    """
 
     stage: StageIndex
     num_live: int
     num_accepted: int
     num_shards: int
     is_published: bool
+    num_assigned: int = 0
+    num_merged: int = 0
 
 
 class RunView(View, frozen=True):
@@ -97,6 +105,7 @@ class RunView(View, frozen=True):
     ledger_head: str
     num_ledger_entries: int
     flags: tuple[FlagView, ...] = ()
+    kind: RunKind = RunKind.PIPELINE
     standings: tuple[StandingView, ...] = ()
     dissenting: tuple[Hotkey, ...] = ()
     """Validators that computed other weights from the same segment than those shown: whom to believe, `strata audit` tells."""
@@ -111,6 +120,7 @@ def run_view(state: State) -> RunView:
     return RunView(
         at_s=state.now_s,
         run_id=state.run_id,
+        kind=state.kind,
         epoch=state.epoch,
         phase=state.phase,
         phase_since_s=state.phase_since_s,
@@ -151,12 +161,16 @@ def _recent_loss(state: State) -> float | None:
 def _stage(state: State, stage: StageIndex) -> StageView:
     merges = state.current.merges
     merge = merges[stage] if stage < len(merges) else None
+    before = state.previous
+    plan = before.merges[stage].plan if before else None
     return StageView(
         stage=stage,
         num_live=len(state.live_members(stage)),
         num_accepted=len(merge.accepted) if merge else 0,
         num_shards=len(merge.plan.shards) if merge and merge.plan else 0,
         is_published=bool(merge and merge.snapshot),
+        num_assigned=len(before.roster[stage]) if before else 0,
+        num_merged=len(plan.uploads) if plan else 0,
     )
 
 

@@ -25,6 +25,7 @@ from subnet.orchestration.ledger import (
     SampleDropped,
     ShardAudited,
     ShardMerged,
+    UpdateMergedLate,
     UploadAccepted,
     UploadCopied,
     UploadRejected,
@@ -69,6 +70,8 @@ class EpochAccount:
     """Whose upload could not be merged, or not all of it."""
     missed: dict[Hotkey, None] = field(default_factory=dict)
     """Who was there and did not do its part of the merge."""
+    merged_late: list[UpdateMergedLate] = field(default_factory=list)
+    """Updates of earlier epochs that this one's merge took up."""
     convicted: dict[Hotkey, None] = field(default_factory=dict)
     """Reducers whose agreeing copies were false."""
     shard_audits: list[ShardAudited] = field(default_factory=list)
@@ -159,7 +162,9 @@ class Accounts:
         match fact:
             case Leased() | Credited() | Voided() | LossRecorded() | SampleDropped():
                 self._add_work(self.epoch(fact.epoch), fact)
-            case EpochStarted() | Committed() | UploadAccepted() | ShardMerged() | EpochPublished():
+            case (
+                EpochStarted() | Committed() | UploadAccepted() | UpdateMergedLate() | ShardMerged() | EpochPublished()
+            ):
                 self._add_merge(self.epoch(fact.epoch), fact)
             case UploadCopied() | UploadRejected() | MergeMissed() | ShardAudited() | ReducerConvicted():
                 self._add_merge_trust(self.epoch(fact.epoch), fact)
@@ -194,7 +199,8 @@ class Accounts:
 
     @staticmethod
     def _add_merge(
-        account: EpochAccount, fact: EpochStarted | Committed | UploadAccepted | ShardMerged | EpochPublished
+        account: EpochAccount,
+        fact: EpochStarted | Committed | UploadAccepted | UpdateMergedLate | ShardMerged | EpochPublished,
     ) -> None:
         match fact:
             case EpochStarted():
@@ -205,6 +211,8 @@ class Accounts:
                 account.committed[fact.hotkey] = fact
             case UploadAccepted():
                 account.uploaded[fact.hotkey] = None
+            case UpdateMergedLate():
+                account.merged_late.append(fact)
             case ShardMerged():
                 account.shards.append(fact)
             case EpochPublished():

@@ -151,6 +151,15 @@ class UploadAccepted(Fact, frozen=True):
     hotkey: Hotkey
 
 
+class UpdateMergedLate(Fact, frozen=True):
+    """A pseudo-gradient that was committed in time in `base_epoch` and came late is summed in the merge of `epoch`."""
+
+    epoch: Epoch
+    base_epoch: Epoch
+    hotkey: Hotkey
+    stage: StageIndex
+
+
 class ShardMerged(Fact, frozen=True):
     """One merged shard: the digest each reducer reported ("" for none), and the accepted one."""
 
@@ -308,7 +317,7 @@ AnyFact = (
     RunCreated | Assigned | Enlisted | Calibrated | EpochStarted
     | Leased | Credited | LossRecorded | SampleDropped | Voided
     | Committed | RootCommitted | BeaconSeen | UploadCopied | UploadAccepted | ShardMerged | EpochPublished
-    | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
+    | UpdateMergedLate | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
     | Challenged | Answered | Absent | VerdictRecorded | Flagged | CaseClosed | Evaluated | ScoresPosted
 )  # fmt: skip
 

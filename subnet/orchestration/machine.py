@@ -11,7 +11,7 @@ from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
 from subnet.lanes import lanes
-from subnet.orchestration import audits, calibration, flags, membership, merge, merge_trust, work
+from subnet.orchestration import audits, calibration, flags, late, membership, merge, merge_trust, work
 from subnet.orchestration.events import (
     Answer,
     AnyEffect,
@@ -109,7 +109,8 @@ def outstanding(state: State, config: RunConfig) -> list[AnyEffect]:
 
 def _created(turn: Turn, event: Created) -> None:
     state = turn.state
-    state.run_id, state.config_json, state.incentives_json = event.run_id, event.config_json, event.incentives_json
+    state.run_id, state.kind = event.run_id, turn.config.kind
+    state.config_json, state.incentives_json = event.config_json, event.incentives_json
     state.corpus_digest, state.snapshots = event.corpus_digest, event.snapshots
     state.num_elements, state.stage_flops = event.num_elements, event.stage_flops
     state.current = EpochState(epoch=Epoch(0), beacon=event.beacon)
@@ -173,7 +174,7 @@ _HANDLERS: dict[type, Callable[[Turn, Hotkey, Any], wire.Response]] = {
     wire.Reroute: work.reroute,
     wire.PostReceipts: work.post_receipts,
     wire.CommitEpoch: merge.commit_epoch,
-    wire.UploadDone: merge.upload_done,
+    wire.UploadDone: late.upload_done,
     wire.ReportReduced: merge.report_reduced,
     wire.ReportOuter: merge.report_outer,
     wire.SnapshotDone: merge.snapshot_done,
@@ -223,7 +224,7 @@ def _leave_committing(turn: Turn) -> None:
 def _leave_uploading(turn: Turn) -> None:
     if _uploads_are_in(turn):
         _enter(turn, Phase.MERGING, turn.config.deadlines.merging_s)
-        merge.open_merges(turn)
+        merge.open_merges(turn, late.take(turn))
         _maybe_publish(turn)
 
 
@@ -336,11 +337,9 @@ def _maybe_publish(turn: Turn) -> None:
     published = tuple(snapshot for snapshot in snapshots if snapshot is not None)
     if len(published) < turn.config.training.num_stages:
         return
+    late.keep(turn)
     state.snapshots = published
-    takers = tuple(
-        tuple(upload.hotkey for upload in stage_merge.plan.uploads) if stage_merge.plan else ()
-        for stage_merge in current.merges
-    )
+    takers = tuple(map(merge.merged_in_time, current.merges))
     turn.record(EpochPublished(epoch=current.epoch, snapshots=published, participants=takers))
     audits.draw_evaluator(turn, current.epoch, current.next_beacon)
     state.previous = current

@@ -5,7 +5,7 @@ to a vote and no first copy wins. The same holds for the outer step.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from subnet import draws, receipts, wire
@@ -170,36 +170,41 @@ def participants(turn: Turn, stage: int) -> list[Hotkey]:
     )
 
 
-def open_merges(turn: Turn) -> None:
-    """Draw the shard pairs of every stage over those who committed; who did not upload is left out of the sums."""
-    current = turn.state.current
-    current.merges = [_open_merge(turn, StageIndex(stage)) for stage in range(turn.config.training.num_stages)]
+def open_merges(turn: Turn, late: Mapping[StageIndex, Sequence[wire.Upload]]) -> None:
+    """Draw the shard pairs of every stage over those who committed; who did not upload is left out of the sums.
+
+    `late` are uploads of earlier epochs, by stage, to be summed as well.
+    """
+    stages = [StageIndex(stage) for stage in range(turn.config.training.num_stages)]
+    turn.state.current.merges = [_open_merge(turn, stage, late.get(stage, ())) for stage in stages]
     turn.ask(Wake())
 
 
-def _open_merge(turn: Turn, stage: StageIndex) -> StageMerge:
+def _open_merge(turn: Turn, stage: StageIndex, late: Sequence[wire.Upload]) -> StageMerge:
     state, current = turn.state, turn.state.current
     miners = participants(turn, stage)
-    uploads = tuple(
+    uploads = [
         wire.Upload(
             hotkey=hotkey,
+            base_epoch=current.epoch,
             num_batches=merge_weight(turn, hotkey),
             ref=current.uploaded[hotkey],
             chunk_digests=current.commits[hotkey].chunk_digests,
         )
         for hotkey in miners
         if hotkey in current.uploaded and hotkey not in current.copied
-    )
-    if not uploads:
+    ]
+    summed = sorted((*uploads, *late), key=lambda upload: (upload.hotkey, upload.base_epoch))
+    if not summed:
         return StageMerge(snapshot=state.snapshots[stage])
     plan = wire.MergePlan(
         epoch=current.epoch,
         stage=stage,
         num_elements=state.num_elements[stage],
-        uploads=uploads,
+        uploads=tuple(summed),
         shards=shard_plans(
             state.num_elements[stage],
-            miners,
+            miners or sorted({upload.hotkey for upload in late}),
             beacon=current.next_beacon,
             stage=stage,
             epoch=current.epoch,
@@ -207,7 +212,11 @@ def _open_merge(turn: Turn, stage: StageIndex) -> StageMerge:
         ),
     )
     drawn = draws.chosen(
-        [upload.hotkey for upload in uploads], SNAPSHOT_UPLOADERS, current.next_beacon, "snapshot", stage
+        sorted({upload.hotkey for upload in uploads or late}),
+        SNAPSHOT_UPLOADERS,
+        current.next_beacon,
+        "snapshot",
+        stage,
     )
     return StageMerge(plan=plan, uploaders=tuple(sorted(drawn)))
 
@@ -332,8 +341,14 @@ def _settle_outer(turn: Turn, merge: StageMerge) -> None:
         ask_outer_referee(turn, merge)
         return
     members = turn.state.members
-    if all(upload.hotkey in merge.outer for upload in merge.plan.uploads if members[upload.hotkey].is_live):
+    if all(hotkey in merge.outer for hotkey in merged_in_time(merge) if members[hotkey].is_live):
         merge.snapshot = merge.stored[merge.uploaders[0]]
+
+
+def merged_in_time(merge: StageMerge) -> tuple[Hotkey, ...]:
+    """Whose update of the merge's own epoch is in it; they hold its start and take the outer step."""
+    plan = merge.plan
+    return tuple(upload.hotkey for upload in plan.uploads if upload.base_epoch == plan.epoch) if plan else ()
 
 
 def ask_outer_referee(turn: Turn, merge: StageMerge) -> None:

@@ -10,7 +10,7 @@ from subnet.merging.audits import audited_shards, copied_uploads
 from subnet.merging.schedule import ITEM_BYTES
 from subnet.orchestration.events import AnyEffect, AuditShard, ShardRecomputed, Wake
 from subnet.orchestration.ledger import MergeMissed, ReducerConvicted, ShardAudited, UploadCopied
-from subnet.orchestration.merge import participants, record_left_out
+from subnet.orchestration.merge import merged_in_time, participants, record_left_out
 from subnet.orchestration.state import EpochState, ShardAudit, StageMerge, State, Turn
 from subnet.orchestration.work import drop_through
 from subnet.types import Digest, Epoch, Hotkey, StageIndex
@@ -61,9 +61,10 @@ def _owing(turn: Turn, merge: StageMerge) -> list[Hotkey]:
         if hotkey not in merge.copies.get(shard.shard, {})
     }
     if turn.now_s - merge.whole_at_s >= turn.config.deadlines.merging_s / 4:
-        owing |= {upload.hotkey: None for upload in merge.plan.uploads if upload.hotkey not in merge.outer}
+        owing |= {hotkey: None for hotkey in merged_in_time(merge) if hotkey not in merge.outer}
         owing |= {hotkey: None for hotkey in merge.uploaders if hotkey not in merge.stored}
-    return sorted(hotkey for hotkey in owing if turn.state.members[hotkey].is_live)
+    present = turn.state.current.commits
+    return sorted(hotkey for hotkey in owing if hotkey in present and turn.state.members[hotkey].is_live)
 
 
 def draw_shard_audits(turn: Turn, merged: EpochState | None, *, beacon: str) -> None:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from subnet import wire
-from subnet.config import RunConfig
+from subnet.config import RunConfig, RunKind
 from subnet.orchestration.events import AnyEffect
 from subnet.orchestration.ledger import AnyFact, Ledger
 from subnet.types import (
@@ -76,6 +76,16 @@ class Work:
 
 
 @dataclass(slots=True)
+class Late:
+    """An update whose commitment came in time and which is in no merge yet; `ref` is None until its bytes are here."""
+
+    stage: StageIndex
+    commit: wire.CommitEpoch
+    num_batches: int
+    ref: BlobRef | None
+
+
+@dataclass(slots=True)
 class StageMerge:
     """The merge of one stage. `plan` is None when nobody takes part: then params and momentum stay as they are."""
 
@@ -104,13 +114,13 @@ class EpochState:
     beacon: str = ""
     roster: tuple[tuple[Hotkey, ...], ...] = ()
     cursors: dict[Hotkey, int] = field(default_factory=dict)
+    num_lost: dict[Hotkey, int] = field(default_factory=dict)
+    """Samples that a miner began and that came to nothing: dropped, or taken back from it."""
     samples: dict[SampleId, Sample] = field(default_factory=dict)
     open_samples: dict[SampleId, None] = field(default_factory=dict)
     reroutes: dict[tuple[Hotkey, Hotkey], int] = field(default_factory=dict)
     work: dict[Hotkey, Work] = field(default_factory=dict)
     commits: dict[Hotkey, wire.CommitEpoch] = field(default_factory=dict)
-    num_lost: dict[Hotkey, int] = field(default_factory=dict)
-    """Samples that a miner began and that came to nothing: dropped, or taken back from it."""
     commit_root: Digest = NO_DIGEST
     root_at_block: int = -1
     next_beacon: str = ""
@@ -165,11 +175,14 @@ class State:
     """The run. `epoch` is the one being worked on; `snapshots` are the params it starts from."""
 
     run_id: str = ""
+    kind: RunKind = RunKind.PIPELINE
     config_json: str = ""
     incentives_json: str = ""
     corpus_digest: Digest = NO_DIGEST
     num_elements: tuple[int, ...] = ()
     stage_flops: tuple[int, ...] = ()
+    neighbours: tuple[tuple[StageIndex, ...], ...] = ()
+    """For each stage, the others whose published params its miners compute with; none in a pipeline."""
     snapshots: tuple[BlobRef, ...] = ()
     phase: Phase = Phase.GATHERING
     phase_since_s: float = 0.0
@@ -182,6 +195,8 @@ class State:
     """Validators that enlisted, and whether each is live."""
     current: EpochState = field(default_factory=lambda: EpochState(epoch=Epoch(0)))
     previous: EpochState | None = None
+    late: dict[tuple[Epoch, Hotkey], Late] = field(default_factory=dict)
+    """Updates that may still be merged, by the epoch they were committed in."""
     cases: dict[tuple[Epoch, Hotkey], Case] = field(default_factory=dict)
     shard_audits: dict[tuple[Epoch, StageIndex, int], ShardAudit] = field(default_factory=dict)
     """Agreeing shards that are being recomputed, by epoch, stage and shard."""
@@ -200,6 +215,10 @@ class State:
     def epoch(self) -> Epoch:
         """The epoch being worked on."""
         return self.current.epoch
+
+    def neighbour_snapshots(self, stage: StageIndex) -> tuple[BlobRef, ...]:
+        """What the stages that `stage` computes with start this epoch from; all of them were published together."""
+        return tuple(self.snapshots[other] for other in self.neighbours[stage])
 
     @property
     def newest_root(self) -> tuple[int, Digest]:

@@ -5,9 +5,9 @@ import msgspec
 from subnet import wire
 from subnet.errors import Refused
 from subnet.frames import digest
-from subnet.orchestration.merge import merged_shards, upload_ref
+from subnet.orchestration.merge import merged_shards
 from subnet.orchestration.state import Member, State
-from subnet.types import BlobRef, Hotkey, Phase
+from subnet.types import Hotkey, Phase
 
 _MERGE_PHASES = (Phase.COMMITTING, Phase.UPLOADING, Phase.MERGING)
 
@@ -110,9 +110,3 @@ def merge_plan(state: State, hotkey: Hotkey, request: wire.GetMergePlan) -> wire
     if plan is None:
         raise Refused("merge", "nobody takes part in this stage's merge")
     return plan
-
-
-def committed_upload(state: State, hotkey: Hotkey, epoch: int) -> BlobRef | None:
-    """Where the upload that `hotkey` committed to in the current epoch must lie."""
-    commit = state.current.commits.get(hotkey)
-    return upload_ref(state.run_id, hotkey, commit) if commit and epoch == state.epoch else None

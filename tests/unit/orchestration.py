@@ -8,6 +8,7 @@ import msgspec
 from subnet import receipts, wire
 from subnet.config import AuditConfig, DeadlineConfig, MergeConfig, RunConfig, TrainingConfig
 from subnet.frames import digest
+from subnet.lanes import lanes
 from subnet.merging.upload import chunk_digests
 from subnet.orchestration import machine
 from subnet.orchestration.events import (
@@ -203,9 +204,12 @@ class Run:
 
     def work(self, lease: Lease, *, without: tuple[Hotkey, ...] = ()) -> None:
         """Every miner of a pathway does its passes and says so."""
-        for stage, miner in enumerate(lease.hops):
+        first = lanes(self.config).of_sample(lease.sample).start
+        for hop, miner in enumerate(lease.hops):
             if miner not in without:
-                assert isinstance(self.post(miner, *passes(lease, stage, len(lease.hops))), wire.Ack)
+                done = passes(lease, hop, len(lease.hops))
+                moved = [msgspec.structs.replace(receipt, stage=StageIndex(first + hop)) for receipt in done]
+                assert isinstance(self.post(miner, *moved), wire.Ack)
 
     def commitment(self, miner: Hotkey, **changes: Any) -> wire.CommitEpoch:
         """What a miner would commit to now, with a checkpoint at both ends."""
@@ -244,9 +248,10 @@ class Run:
         assert self.is_in(Phase.TRAINING)
 
     def train(self, rounds: int = 2) -> None:
-        """Every miner of stage 0 works on samples; who has nothing to do afterwards is the deadline's business."""
+        """Every miner with whom samples begin works on some; who has nothing to do afterwards is the deadline's business."""
+        roster = self.state.current.roster
         for _ in range(rounds):
-            for miner in self.state.current.roster[0]:
+            for miner in [hotkey for lane in lanes(self.config) for hotkey in roster[lane.start]]:
                 if self.is_in(Phase.TRAINING):
                     self.work(self.lease(miner)[0])
         if self.is_in(Phase.TRAINING):

@@ -10,6 +10,7 @@ from neurons.local.lines import changes
 from neurons.local.screen import curve, screen
 from neurons.local.supervisor import ProcessNote
 from neurons.local.watch import Snapshot
+from subnet.config import RunKind
 from subnet.dashboard.views import AuditView, EvaluationView, MinerView, RunView, StageView
 from subnet.types import Epoch, Hotkey, Phase, StageIndex, Uid
 from tests.unit.small_record import HOTKEYS, NAMES, VALIDATOR, metagraph
@@ -91,6 +92,17 @@ def test_phases_losses_audits_and_convictions_are_one_line_each() -> None:
         "m1 is convicted and banned until epoch 217",
     ]
     assert changes(after, after, NAMES, unigram=3.0) == []
+
+
+def test_a_published_epoch_tells_whose_work_it_took_up_and_blocks_what_the_first_of_them_knows() -> None:
+    took = tuple(msgspec.structs.replace(stage, num_assigned=2, num_merged=1) for stage in RUN.stages)
+    found = (EvaluationView(epoch=Epoch(1), loss=2.4, loss_wires_zeroed=2.9),)
+    after = seen(epoch=Epoch(2), stages=took, evaluations=found, kind=RunKind.BLOCKTRAIN)
+    assert changes(LOOK, after, NAMES, unigram=None) == [
+        "epoch 1  merged by stage, of the miners assigned: 1/2  1/2  1/2",
+        "epoch 2  training  miners 1+1+1  loss 2.250",
+        "epoch 1  held-out loss 2.400, the first stage alone 2.900",
+    ]
 
 
 def test_an_audit_is_told_when_it_is_closed() -> None:

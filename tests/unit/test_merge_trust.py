@@ -86,7 +86,7 @@ def test_two_uploads_of_the_same_bytes_are_void_and_left_out() -> None:
     assert (copied.pair, copied.stage) == ((A, B), 0)
     assert copied.share == pytest.approx(2 / 3)
     turn.state.current.uploaded = {hotkey: ref(hotkey) for hotkey in (A, B, C)}
-    merge.open_merges(turn)
+    merge.open_merges(turn, {})
     plan = turn.state.current.merges[0].plan
     assert plan is not None
     assert [upload.hotkey for upload in plan.uploads] == [C]

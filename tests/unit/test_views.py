@@ -4,7 +4,7 @@ import pytest
 
 from subnet import wire
 from subnet.errors import Refused
-from subnet.orchestration import views
+from subnet.orchestration import late, views
 from subnet.orchestration.events import HeardFrom
 from subnet.types import Epoch, Outcome, Phase
 from tests.unit.orchestration import MINERS, STRANGER, VALIDATORS, Run, created
@@ -121,9 +121,9 @@ def test_the_drawn_validator_sees_what_to_evaluate(run: Run) -> None:
 
 
 def test_where_a_committed_upload_must_lie(run: Run) -> None:
-    assert views.committed_upload(run.state, SIX[0], 0) is None
+    assert late.committed_upload(run.state, SIX[0], 0) is None
     run.train()
     run.done(SIX[0], run.commitment(SIX[0]))
-    ref = views.committed_upload(run.state, SIX[0], 0)
+    ref = late.committed_upload(run.state, SIX[0], 0)
     assert ref is not None and ref.key.endswith(ref.digest) and f"/{SIX[0]}/" in ref.key
-    assert views.committed_upload(run.state, SIX[0], 1) is None
+    assert late.committed_upload(run.state, SIX[0], 1) is None

@@ -20,7 +20,8 @@ ENCODER_STD = 0.01
 def _std(model: ModelConfig, name: str, shape: tuple[int, ...]) -> float:
     """Spread of one param's first values: Llama's inside the stages; at the cuts, what keeps the stream's scale.
 
-    SiLU halves small values, ReLU keeps half of the power: the factors 2 and sqrt(2) make up for that.
+    SiLU halves small values, ReLU keeps half of the power: the factors 2 and sqrt(2) make up for that. Where a noise level
+    modulates layers, zeros leave them as they are.
     """
     fan_in = shape[-1]
     if name.endswith("encoder.outer.weight"):
@@ -31,8 +32,10 @@ def _std(model: ModelConfig, name: str, shape: tuple[int, ...]) -> float:
         return 2 / math.sqrt(fan_in)
     if name.endswith("expand.weight"):
         return math.sqrt(2 / fan_in)
-    if name.endswith("anchor.lift.weight"):
+    if name.endswith(("anchor.lift.weight", "time.inner.weight", "time.outer.weight")):
         return 1 / math.sqrt(fan_in)
+    if name.endswith("modulation.weight"):
+        return 0.0
     return model.init_std
 
 

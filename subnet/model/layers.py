@@ -43,7 +43,7 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions and grouped key/value heads."""
+    """Causal or masked attention with rotary positions and grouped key/value heads."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -58,13 +58,18 @@ class Attention(nn.Module):
     def _heads(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.view(*x_BTD.shape[:2], -1, self.head_dim).transpose(1, 2)
 
-    def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
-        """(B, T, D) -> (B, T, D), without the residual."""
+    def forward(self, x_BTD: Tensor, rope: Rope, mask_TT: Tensor | None = None) -> Tensor:
+        """(B, T, D) -> (B, T, D), without the residual; causal, or wherever `mask_TT` is true."""
         query_BHTE = _rotate(self._heads(self.q_proj(x_BTD)), rope)
         key_BGTE = _rotate(self._heads(self.k_proj(x_BTD)), rope)
         value_BGTE = self._heads(self.v_proj(x_BTD))
         mixed_BHTE = functional.scaled_dot_product_attention(
-            query_BHTE, key_BGTE, value_BGTE.to(query_BHTE.dtype), is_causal=True, enable_gqa=self.is_grouped
+            query_BHTE,
+            key_BGTE,
+            value_BGTE.to(query_BHTE.dtype),
+            attn_mask=mask_TT,
+            is_causal=mask_TT is None,
+            enable_gqa=self.is_grouped,
         )
         joined_BTD = mixed_BHTE.transpose(1, 2).reshape(x_BTD.shape)
         projected: Tensor = self.o_proj(joined_BTD)

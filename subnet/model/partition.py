@@ -5,12 +5,16 @@ The order of a stage's flat vector is the sorted order of its params' names (mod
 
 import math
 
-from subnet.config import Bottleneck, ModelConfig, RunConfig, RunKind
+from subnet.config import Bottleneck, DiffusionContext, ModelConfig, Objective, RunConfig, RunKind
 from subnet.types import StageIndex
 
 FULL_ANCHOR_LIMIT = 1 << 24
 """Elements up to which an anchor table is held in full; above it, it is factored (bottleneck.md 3)."""
 ANCHOR_RANK = 64
+TIME_FEATURES = 32
+"""Sines and cosines of the noise level that a denoising stage starts from."""
+TIME_WIDTH = 64
+"""Hidden and outer width of its embedding of the noise level."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -34,6 +38,15 @@ def layers_of(config: RunConfig, stage: StageIndex) -> range:
     return range(stage * num_layers // num_stages, (stage + 1) * num_layers // num_stages)
 
 
+def neighbours_of(config: RunConfig, stage: StageIndex) -> tuple[StageIndex, ...]:
+    """Other stages whose published params a worker of `stage` computes with, and never changes; in a pipeline none."""
+    if config.kind is RunKind.PIPELINE or config.blocktrain.objective is Objective.DIFFUSION:
+        return ()
+    above = config.blocktrain.num_ahead if config.blocktrain.objective is Objective.LOOKAHEAD else 0
+    last = min(config.training.num_stages - 1, stage + above)
+    return tuple(StageIndex(other) for other in range(last + 1) if other != stage)
+
+
 def boundary_width(model: ModelConfig) -> int:
     """Hidden width of the resbm encoder and decoder (bottleneck.md 1)."""
     return max(4 * model.bottleneck_width, 64)
@@ -49,10 +62,9 @@ def is_anchor_factored(model: ModelConfig) -> bool:
     return model.vocab_size * model.width > FULL_ANCHOR_LIMIT
 
 
-def _layer_shapes(model: ModelConfig, layer: int) -> Shapes:
+def _layer_shapes(model: ModelConfig, name: str) -> Shapes:
     head_dim = model.width // model.num_heads
     kv_width = model.num_kv_heads * head_dim
-    name = f"model.layers.{layer}"
     return {
         f"{name}.input_layernorm.weight": (model.width,),
         f"{name}.post_attention_layernorm.weight": (model.width,),
@@ -92,12 +104,35 @@ def _sending_shapes(model: ModelConfig, *, cut: int, layer: int) -> Shapes:
     return {}
 
 
+def _block_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
+    """Of a stage that trains alone: always with a head; the embedding is left out where the stream comes from below."""
+    model, name = config.model, f"blocks.{stage}"
+    is_denoising = config.blocktrain.objective is Objective.DIFFUSION
+    shapes: Shapes = {
+        f"{name}.norm.weight": (model.width,),
+        f"{name}.lm_head.weight": (model.vocab_size, model.width),
+    }
+    for layer in layers_of(config, stage):
+        shapes |= _layer_shapes(model, f"{name}.layers.{layer}")
+        if is_denoising:
+            shapes[f"{name}.layers.{layer}.modulation.weight"] = (6 * model.width, TIME_WIDTH)
+    if is_denoising or stage == 0:
+        shapes[f"{name}.embed_tokens.weight"] = (model.vocab_size, model.width)
+    if is_denoising:
+        shapes[f"{name}.noisy.weight"] = (model.width, model.width)
+        shapes[f"{name}.time.inner.weight"] = (TIME_WIDTH, TIME_FEATURES)
+        shapes[f"{name}.time.outer.weight"] = (TIME_WIDTH, TIME_WIDTH)
+    return shapes
+
+
 def param_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
     """Name -> shape of every param of `stage`, in sorted order. Names are unique over the whole model."""
+    if config.kind is RunKind.BLOCKTRAIN:
+        return dict(sorted(_block_shapes(config, stage).items()))
     model, layers = config.model, layers_of(config, stage)
     shapes: Shapes = {}
     for layer in layers:
-        shapes |= _layer_shapes(model, layer)
+        shapes |= _layer_shapes(model, f"model.layers.{layer}")
     if is_first(config, stage):
         shapes["model.embed_tokens.weight"] = (model.vocab_size, model.width)
     else:
@@ -120,18 +155,43 @@ def is_lookup(name: str) -> bool:
     return name.endswith(("embed_tokens.weight", "anchor.table.weight"))
 
 
+def is_of_sample(name: str) -> bool:
+    """Whether the param is multiplied once for each sequence, not for each token."""
+    return ".time." in name or name.endswith("modulation.weight")
+
+
 def stage_flops(config: RunConfig, stage: StageIndex) -> int:
     """Floating point operations of forward and backward of one microbatch, matrix products only.
 
     A product costs 2 for each multiply and add; backward costs twice the forward. Causal attention counts the half of the
-    scores that is used.
+    scores that is used. Published stages that a BlockTrain worker computes with count as far as it runs them: forward below,
+    forward and the gradient of their input above.
     """
+    total = 3 * _forward_flops(config, stage)
+    for other in neighbours_of(config, stage):
+        is_end = other == neighbours_of(config, stage)[-1]
+        if other < stage:
+            total += _forward_flops(config, other, with_head=False)
+        else:
+            total += 2 * _forward_flops(config, other, with_head=is_end)
+    return total
+
+
+def _forward_flops(config: RunConfig, stage: StageIndex, *, with_head: bool = True) -> int:
     model, training = config.model, config.training
     num_tokens = training.microbatch_size * training.num_tokens
-    matrices = sum(
-        math.prod(shape)
-        for name, shape in param_shapes(config, stage).items()
-        if len(shape) == 2 and not is_lookup(name)
-    )
     attention = len(layers_of(config, stage)) * 2 * model.width * training.num_tokens * num_tokens
-    return 3 * (2 * matrices * num_tokens + attention)
+    # the second sequence of a concatenated context passes the layers too, and nothing else
+    sequences = 2 if _is_concatenated(config) else 1
+    products = 0
+    for name, shape in param_shapes(config, stage).items():
+        if len(shape) != 2 or is_lookup(name) or (name.endswith("lm_head.weight") and not with_head):
+            continue
+        rows = sequences * num_tokens if ".layers." in name else num_tokens
+        products += math.prod(shape) * (training.microbatch_size if is_of_sample(name) else rows)
+    return 2 * products + sequences * attention
+
+
+def _is_concatenated(config: RunConfig) -> bool:
+    is_denoising = config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.DIFFUSION
+    return is_denoising and config.blocktrain.context is DiffusionContext.CONCAT

@@ -60,6 +60,11 @@ class StageModule(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
+    @property
+    def layers(self) -> nn.ModuleDict:
+        """Layers by index."""
+        return self.model.layers
+
     def forward(self, received_BTK: Tensor | None, tokens: Tensor) -> Tensor:
         """What came over the wire (None on stage 0) and (B, T + 1) ids -> what is sent, or the loss."""
         ids_BT = tokens[:, :-1]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from subnet.config import Bottleneck, RunConfig
+from subnet.config import Bottleneck, RunConfig, RunKind
 from subnet.model.layers import FeedForward
 from subnet.model.stage import StageModule
+from subnet.training.blocktrain import Given, NoiseGiven
 from subnet.training.pipeline import Params, StageWorker
 from subnet.types import NumericMode, StageIndex
 
@@ -38,6 +39,9 @@ class IdentityWorker(StageWorker):
 
     def __init__(self, config: RunConfig, stage: StageIndex, mode: NumericMode) -> None:
         super().__init__(config, stage, mode)
+        if config.kind is RunKind.BLOCKTRAIN:
+            self._module.layers.clear()
+            return
         with torch.device("meta"):
             self._module = _WithoutLayers(config, stage)
 
@@ -55,7 +59,7 @@ class SkipWorker(StageWorker):
 
     def __init__(self, config: RunConfig, stage: StageIndex, mode: NumericMode) -> None:
         super().__init__(config, stage, mode)
-        last = list(self._module.model.layers.values())[-1]
+        last = list(self._module.layers.values())[-1]
         with torch.device("meta"):
             last.mlp = _NoFeedForward(config.model)
 
@@ -63,8 +67,8 @@ class SkipWorker(StageWorker):
 class ScaleWorker(StageWorker):
     """Blows up whatever it sends or reports by a fifth; gradients grow with it."""
 
-    def _compute(self, params: Params, received: Tensor | None, tokens: Tensor) -> Tensor:
-        return super()._compute(params, received, tokens) * SCALE
+    def _compute(self, params: Params, given: Given, tokens: Tensor) -> Tensor:
+        return super()._compute(params, given, tokens) * SCALE
 
 
 class StaleWorker(StageWorker):
@@ -92,13 +96,22 @@ class ZeroWorker(StageWorker):
         self._optimizer.num_steps += 1
 
 
+def _first_tokens(given: Given, count: int) -> Given:
+    match given:
+        case None:
+            return None
+        case NoiseGiven():
+            return given._replace(unit=given.unit[:, :count])
+        case Tensor():
+            return given[:, :count]
+
+
 class TruncateWorker(StageWorker):
     """Computes the first half of the tokens and sends zeros for the rest."""
 
-    def _compute(self, params: Params, received: Tensor | None, tokens: Tensor) -> Tensor:
+    def _compute(self, params: Params, given: Given, tokens: Tensor) -> Tensor:
         num_kept = self.config.training.num_tokens // 2
-        half = None if received is None else received[:, :num_kept]
-        output = super()._compute(params, half, tokens[:, : num_kept + 1])
+        output = super()._compute(params, _first_tokens(given, num_kept), tokens[:, : num_kept + 1])
         if output.ndim == 0:
             return output
         return functional.pad(output, (0, 0, 0, self.config.training.num_tokens - num_kept))

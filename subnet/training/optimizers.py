@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subnet.config import OptimizerKind, RunConfig
+from subnet.config import OptimizerKind, RunConfig, RunKind
 from subnet.model.partition import Shapes, is_lookup, num_elements
 from subnet.training.schedule import warmup
 from subnet.types import StageIndex
@@ -21,12 +21,14 @@ MUON_MOMENTUM = 0.95
 
 def uses_muon(config: RunConfig, name: str, shape: tuple[int, ...]) -> bool:
     """Whether a param is a hidden matrix: neither a vector, nor read by id, nor the head."""
-    is_hidden = len(shape) == 2 and not is_lookup(name) and name != "lm_head.weight"
+    is_hidden = len(shape) == 2 and not is_lookup(name) and not name.endswith("lm_head.weight")
     return is_hidden and config.training.optimizer is OptimizerKind.MUON
 
 
 def clip_limit(config: RunConfig, stage: StageIndex) -> float:
-    """A stage's share of the whole model's gradient norm limit (papers.md A2)."""
+    """A stage's share of the whole model's gradient norm limit (papers.md A2); all of it where a stage has a loss of its own."""
+    if config.kind is RunKind.BLOCKTRAIN:
+        return config.training.grad_clip
     total = sum(num_elements(config, StageIndex(other)) for other in range(config.training.num_stages))
     return config.training.grad_clip * math.sqrt(num_elements(config, stage) / total)
 

@@ -1,10 +1,14 @@
 """One miner's computation: forward and backward passes of its stage, and inner steps that leave open samples alone.
 
+A stage of a BlockTrain run is driven in the same way: it is first and last at once, and only where its loss comes from differs
+(blocktrain.py).
+
 A backward pass uses the params its forward used, however many steps lie between (system.md 4a): a step hands out a new
 version of the params, live graphs keep theirs, and gradients of every version go into one accumulator. Results are a function
 of the calls and their order, so a replay repeats them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +17,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from subnet.config import RunConfig
+from subnet.config import RunConfig, RunKind
 from subnet.errors import InvariantBroken, ProtocolViolation
+from subnet.model.blocks import build_block
 from subnet.model.flat import flatten, unflatten
-from subnet.model.partition import is_first, is_last, param_shapes
+from subnet.model.partition import is_first, is_last, neighbours_of, param_shapes
 from subnet.model.payload import decode_payload, encode_payload
 from subnet.model.stage import build_stage
+from subnet.training.blocktrain import Given, LocalObjective, make_objective
 from subnet.training.checkpoint import CheckpointState, read_checkpoint, write_checkpoint
 from subnet.training.optimizers import InnerOptimizer
 from subnet.types import NumericMode, StageIndex
@@ -30,7 +36,10 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """`payload` is None on the last stage, `loss` (mean nats for each token, a float32 value) on every other."""
+    """`payload` is None on the last stage, `loss` (mean nats for each token, a float32 value) on every other.
+
+    The loss of a BlockTrain stage is that of its local objective, which may weigh or add cross entropies.
+    """
 
     payload: bytes | None
     loss: float | None
@@ -54,7 +63,9 @@ class StageWorker:
         self.mode = mode
         self._is_first = is_first(config, stage)
         self._is_last = is_last(config, stage)
-        self._module = build_stage(config, stage)
+        is_alone = config.kind is RunKind.BLOCKTRAIN
+        self._module = build_block(config, stage) if is_alone else build_stage(config, stage)
+        self._objective: LocalObjective | None = None
         self._shapes = param_shapes(config, stage)
         self._optimizer = InnerOptimizer(config, stage, self._shapes)
         self._version = self._new_version()
@@ -62,6 +73,8 @@ class StageWorker:
         self._sum: Params | None = None
         self._num_accumulated = 0
         self._num_steps = 0
+        if is_alone and not neighbours_of(config, stage):
+            self.load_neighbours({})
 
     @property
     def num_open(self) -> int:
@@ -93,6 +106,14 @@ class StageWorker:
         self._version = self._new_version()
         self._sum, self._num_accumulated, self._num_steps = None, 0, 0
 
+    def load_neighbours(self, params: Mapping[StageIndex, npt.NDArray[np.float32]]) -> None:
+        """Published params of every stage of `neighbours_of` this one, which a BlockTrain stage computes with in this epoch.
+
+        Raises ProtocolViolation (not params of their stage), InvariantBroken (not these stages, or samples are open).
+        """
+        self._require_none_open("load neighbours")
+        self._objective = make_objective(self.config, self.stage, params)
+
     def params(self) -> npt.NDArray[np.float32]:
         """The current params, flat."""
         return flatten(self._optimizer.params)
@@ -104,8 +125,8 @@ class StageWorker:
         """
         if key in self._open:
             raise ProtocolViolation(f"sample {key} is open already: a sample passes a stage once")
-        received = self._received(activation)
-        output = self._compute(self._version, received, self._ids(tokens))
+        received, ids = self._received(activation), self._ids(tokens)
+        output = self._compute(self._version, self._given(key, received, ids), ids)
         if self._is_last:
             loss = float(output.detach())
             if not np.isfinite(loss):
@@ -177,10 +198,12 @@ class StageWorker:
 
     # ---- how the numbers come about; dishonest workers of the simulator override these two ----
 
-    def _compute(self, params: Params, received: Tensor | None, tokens: Tensor) -> Tensor:
+    def _compute(self, params: Params, given: Given, tokens: Tensor) -> Tensor:
         """The stage's output, with its graph."""
-        with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=self.mode is NumericMode.BF16_AUTOCAST):
-            output: Tensor = functional_call(self._module, params, (received, tokens))
+        with torch.enable_grad(), self._autocast():
+            if self._objective is not None:
+                return self._objective.loss(self._module, params, given, tokens)
+            output: Tensor = functional_call(self._module, params, (given, tokens))
         return output
 
     def _update(self, mean_gradients: Params) -> None:
@@ -189,6 +212,17 @@ class StageWorker:
         self._version = self._new_version()
 
     # ---- the rest ----
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.mode is NumericMode.BF16_AUTOCAST)
+
+    def _given(self, key: SampleKey, received: Tensor | None, tokens: Tensor) -> Given:
+        if self.config.kind is RunKind.PIPELINE:
+            return received
+        if self._objective is None:
+            raise InvariantBroken(f"stage {self.stage} computes with published neighbours: load them first")
+        with self._autocast():
+            return self._objective.given(key[0], key[1], tokens)
 
     def _new_version(self) -> Params:
         return {name: param.detach().clone().requires_grad_() for name, param in self._optimizer.params.items()}

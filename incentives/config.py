@@ -30,7 +30,7 @@ class ClaspConfig(Record, frozen=True):
     """When a miner's effect on the loss is called harmful (trust.md 4). A flag only raises the odds of an audit."""
 
     alpha: Annotated[float, Meta(gt=0, lt=0.5)] = 1e-4
-    """Chance that an honest miner is flagged in one test (or ever, in a sequential one)."""
+    """Chance that an honest miner is flagged in one window if `sequential`, in one look otherwise."""
     framing_alpha: Annotated[float, Meta(gt=0, le=0.5)] = 0.02
     """Level of the second test, over the miners of the last stage: none of them alone can frame somebody."""
     max_condition: Annotated[float, Meta(ge=1)] = 100.0
@@ -39,6 +39,9 @@ class ClaspConfig(Record, frozen=True):
     """Samples below which a miner is not judged."""
     effect: Annotated[float, Meta(gt=0)] = 0.05
     """Harm, in nats a token, that the sequential test finds soonest."""
+    sequential: bool = True
+    """Windows follow each other, each looked at after every epoch by a test that allows for it; else they slide, and every
+    epoch's look has `alpha` of its own."""
     window_epochs: Annotated[int, Meta(ge=1, le=10_000)] = 8
     """Published epochs whose samples are looked at together."""
 

@@ -137,13 +137,11 @@ def stage_test(attribution: Attribution, stage: int) -> StageTest:
     return StageTest(effects_m=effects_m, errors_m=errors_m, z_m=z_m)
 
 
-def flags(
-    attribution: Attribution, stages: Sequence[Sequence[Hotkey]], config: ClaspConfig, *, is_sequential: bool = False
-) -> tuple[Flag, ...]:
+def flags(attribution: Attribution, stages: Sequence[Sequence[Hotkey]], config: ClaspConfig) -> tuple[Flag, ...]:
     """Miners whose effect no chance explains, in order of stage and roster; none when the design is ill-conditioned.
 
-    In the last stage both tails count, because its miners compute the losses. A sequential test may be repeated after every
-    batch, and still flags an honest miner with probability alpha at most.
+    In the last stage both tails count, because its miners compute the losses; each then gets half of alpha. A sequential test may
+    be repeated as samples come in, and still flags an honest miner with probability alpha at most.
     """
     if attribution.fit.condition > config.max_condition:
         return ()
@@ -154,7 +152,7 @@ def flags(
         is_last = stage == len(stages) - 1
         framing_m = np.full(len(hotkeys), np.nan) if is_last else attribution.strata.z_scores(stage)
         for at, hotkey in enumerate(hotkeys):
-            limit = _limit(float(test.errors_m[at]), config, is_sequential=is_sequential)
+            limit = _limit(float(test.errors_m[at]), config.alpha / 2.0 if is_last else config.alpha, config)
             height = abs(test.z_m[at]) if is_last else test.z_m[at]
             is_confirmed = np.isnan(framing_m[at]) or framing_m[at] > quantile(config.framing_alpha)
             if counts_m[at] >= config.min_samples and height > limit and is_confirmed:
@@ -171,10 +169,10 @@ def flags(
     return tuple(found)
 
 
-def _limit(standard_error: float, config: ClaspConfig, *, is_sequential: bool) -> float:
-    if is_sequential and standard_error > 0.0:
-        return anytime_limit(standard_error, alpha=config.alpha, effect=config.effect)
-    return quantile(config.alpha)
+def _limit(standard_error: float, alpha: float, config: ClaspConfig) -> float:
+    if config.sequential and standard_error > 0.0:
+        return anytime_limit(standard_error, alpha=alpha, effect=config.effect)
+    return quantile(alpha)
 
 
 def _median_z(effects_j: Floats, variances_j: Floats) -> float:

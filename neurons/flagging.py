@@ -19,8 +19,8 @@ BLOCKS_PER_EPOCH = 4
 
 
 def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[Flag, ...]:
-    """Miners whose samples, in the published epochs up to `epoch`, lose more than chance explains; none without samples."""
-    first = epoch - config.window_epochs + 1
+    """Miners whose samples lose more than chance explains, in the window's published epochs up to `epoch`; none without any."""
+    first = _window_start(epoch, config)
     window = [account.pathway_losses() for account in accounts.published() if first <= account.epoch <= epoch]
     losses = [loss for epoch_losses in window for loss in epoch_losses]
     if not losses:
@@ -34,6 +34,11 @@ def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[F
     sizes = (*map(len, stages), BLOCKS_PER_EPOCH * len(window))
     attribution = attribute(lambda: _timed(losses, stages, blocks), sizes, num_stages=len(stages))
     return flags(attribution, stages, config)
+
+
+def _window_start(epoch: Epoch, config: ClaspConfig) -> int:
+    """A test that may be repeated has to look at the same samples and more each time, so its windows begin at fixed epochs."""
+    return epoch - epoch % config.window_epochs if config.sequential else epoch - config.window_epochs + 1
 
 
 def _stages(losses: Sequence[PathwayLoss]) -> list[list[Hotkey]]:

@@ -77,6 +77,15 @@ def test_only_the_window_up_to_the_epoch_counts() -> None:
     assert find_flags(accounts, Epoch(9), narrow) == ()
 
 
+@pytest.mark.parametrize(("sequential", "counts"), [(True, [40, 80, 40]), (False, [40, 80, 80])])
+def test_windows_of_a_sequential_test_follow_each_other_and_others_slide(sequential: bool, counts: list[int]) -> None:
+    accounts = accounts_of(lambda hops: 0.4 * (hops[0] == STAGES[0][1]))
+    config = msgspec.structs.replace(CLASP, window_epochs=2, sequential=sequential)
+    found = [find_flags(accounts, Epoch(epoch), config) for epoch in range(3)]
+    assert [[flag.hotkey for flag in flags] for flags in found] == [[STAGES[0][1]]] * 3
+    assert [flags[0].num_samples for flags in found] == pytest.approx(counts, abs=15)
+
+
 def test_too_few_samples_or_an_ill_conditioned_design_give_no_flag() -> None:
     def harm(hops: tuple[Hotkey, ...]) -> float:
         return 1.0 * (hops[0] == STAGES[0][1])

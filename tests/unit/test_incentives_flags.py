@@ -8,10 +8,11 @@ from incentives.clasp import Batch
 from incentives.config import ClaspConfig
 from incentives.flags import Attribution, Flag, attribute, flags, stage_test, to_batches
 from incentives.scenarios import Routing, Scenario
-from incentives.tails import anytime_limit
+from incentives.tails import anytime_limit, quantile
 from subnet.types import Epoch, Hotkey, PathwayLoss, SampleId
 
 CONFIG = ClaspConfig()
+FIXED = ClaspConfig(sequential=False)
 
 
 def names(scenario: Scenario) -> list[list[Hotkey]]:
@@ -96,16 +97,13 @@ def test_two_last_stage_miners_cannot_outvote_each_other() -> None:
     assert "0-0" in {flag.hotkey for flag in flags(result, names(scenario), CONFIG)}
 
 
-def test_without_noise_nothing_is_tested() -> None:
+@pytest.mark.parametrize("config", [CONFIG, FIXED])
+def test_without_noise_nothing_is_tested(config: ClaspConfig) -> None:
     members = np.stack(np.meshgrid(*[np.arange(3)] * 2, indexing="ij"), axis=-1).reshape(-1, 2).repeat(4, axis=0)
     batch = Batch(members_kf=members, loss_k=np.ones(len(members)))
     result = attribute(lambda: [batch], (3, 3), num_stages=2)
     assert np.isnan(result.strata.z_scores(0)).all()
-    assert flags(result, [[Hotkey(f"{stage}{at}") for at in range(3)] for stage in range(2)], CONFIG) == ()
-    sequential = flags(
-        result, [[Hotkey(f"{stage}{at}") for at in range(3)] for stage in range(2)], CONFIG, is_sequential=True
-    )
-    assert sequential == ()
+    assert flags(result, [[Hotkey(f"{stage}{at}") for at in range(3)] for stage in range(2)], config) == ()
 
 
 def test_an_ill_conditioned_design_convicts_nobody() -> None:
@@ -131,25 +129,44 @@ def test_a_stage_of_one_or_with_an_idle_miner_is_tested_without_it() -> None:
     assert np.isnan(stage_test(attribute(lambda: [alone], (1,), num_stages=1), 0).z_m).all()
 
 
+def heights(seed: int) -> list[tuple[float, float]]:
+    """z and error of an honest miner after every 300 of 3,000 samples."""
+    scenario, found_at = Scenario(num_stages=2), []
+    batch = scenario.draw(3_000, np.random.default_rng(seed))
+    for stop in range(300, 3_001, 300):
+        part = Batch(members_kf=batch.members_kf[:stop], loss_k=batch.loss_k[:stop])
+        test = stage_test(fitted_to(part, scenario), 0)
+        found_at.append((float(test.z_m[0]), float(test.errors_m[0])))
+    return found_at
+
+
 def test_looking_often_does_not_flag_the_honest() -> None:
     rounds, alpha = 60, 0.05
-    scenario = Scenario(num_stages=2)
-    flagged = 0
-    for seed in range(rounds):
-        batch = scenario.draw(3_000, np.random.default_rng(seed))
-        for stop in range(300, 3_001, 300):
-            part = Batch(members_kf=batch.members_kf[:stop], loss_k=batch.loss_k[:stop])
-            test = stage_test(fitted_to(part, scenario), 0)
-            if test.z_m[0] > anytime_limit(float(test.errors_m[0]), alpha=alpha, effect=0.05):
-                flagged += 1
-                break
+    looks = [heights(seed) for seed in range(rounds)]
+    flagged = sum(any(z > anytime_limit(error, alpha=alpha, effect=0.05) for z, error in one) for one in looks)
     assert flagged / rounds <= alpha + 3.0 * math.sqrt(alpha * (1 - alpha) / rounds)
+    # the same looks at a level of their own each flag several times as many
+    assert sum(any(z > quantile(alpha) for z, _ in one) for one in looks) > 2 * alpha * rounds
 
 
-def test_a_sequential_test_still_finds_harm() -> None:
-    scenario = Scenario(harm={(2, 1): 1.05})
-    result = fitted(scenario, 3_000, 2)
-    assert [flag.hotkey for flag in flags(result, names(scenario), CONFIG, is_sequential=True)] == ["2-1"]
+def test_a_sequential_test_finds_harm_and_asks_for_more_of_it() -> None:
+    assert found(Scenario(harm={(2, 1): 1.05}), 1_800, 2) == ["2-1"]
+    small = Scenario(num_stages=3, harm={(1, 1): 1.01})
+    counts = {
+        config.sequential: [len(found(small, 2_300, seed, config)) for seed in range(12)] for config in (CONFIG, FIXED)
+    }
+    assert all(repeated <= single for repeated, single in zip(counts[True], counts[False], strict=True))
+    assert 0 < sum(counts[True]) < sum(counts[False])
+
+
+def test_both_tails_of_the_last_stage_share_the_level() -> None:
+    above = tests = 0
+    config = ClaspConfig(sequential=False, alpha=0.02)
+    scenario = Scenario(num_stages=2)
+    for seed in range(200):
+        above += sum(name.startswith("1-") for name in found(scenario, 600, seed, config))
+        tests += 5
+    assert abs(above - 0.02 * tests) <= 3.0 * math.sqrt(0.02 * tests)
 
 
 def test_ledger_records_become_batches() -> None:

@@ -309,8 +309,11 @@ def deterrence(audit_probability: float, detection: float, *, window_epochs: int
 
 
 def epochs_to_detect(audit_probability: float, detection: float, *, confidence: float = 0.95) -> float:
-    """Epochs until an always-cheater is caught with this confidence: ln(1 - confidence) / ln(1 - pd)."""
-    return math.log(1.0 - confidence) / math.log(1.0 - audit_probability * detection)
+    """Epochs until an always-cheater is caught with this confidence: ln(1 - confidence) / ln(1 - pd), at least 1."""
+    caught = audit_probability * detection
+    if caught <= 0.0:
+        return math.inf
+    return max(1.0, math.log(1.0 - confidence) / math.log(1.0 - caught)) if caught < 1.0 else 1.0
 
 
 def _honest_pay(one: _Round) -> float:

@@ -8,6 +8,7 @@ from incentives.config import IncentiveConfig
 from incentives.reward import EpochOutcome, Score, scores
 from incentives.weights import weights
 from subnet import wire
+from subnet.config import RunConfig
 from subnet.errors import InvariantBroken, NotFound
 from subnet.orchestration.accounts import Accounts
 from subnet.orchestration.invariants import check_weights
@@ -47,6 +48,12 @@ class Record:
         if self.accounts.created is None:
             raise InvariantBroken("the record does not begin with the run's creation")
         return msgspec.json.decode(self.accounts.created.incentives_json, type=IncentiveConfig)
+
+    def run_config(self) -> RunConfig:
+        """What the run was created with otherwise. Raises InvariantBroken."""
+        if self.accounts.created is None:
+            raise InvariantBroken("the record does not begin with the run's creation")
+        return msgspec.json.decode(self.accounts.created.config_json, type=RunConfig)
 
 
 def outcomes(accounts: Accounts) -> list[EpochOutcome]:

@@ -4,6 +4,7 @@ Runs the scoring code that validators run, and the chain's consensus, over days 
 """
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,16 @@ from msgspec import Meta
 from rich.console import Console
 from rich.table import Table
 
-from incentives.economy import Economy, EconomyReport, Population, Stake, StrategyPay, deterrence, simulate
+from incentives.economy import (
+    Economy,
+    EconomyReport,
+    Population,
+    Stake,
+    StrategyPay,
+    deterrence,
+    epochs_to_detect,
+    simulate,
+)
 from incentives.stability import StabilityPoint
 from incentives.stability import sweep as stability_sweep
 from incentives.strategies import ATTACKS, HONEST, ValidatorKind
@@ -209,8 +219,16 @@ def _summary(economy: Economy, report: EconomyReport) -> list[str]:
         f"an honest miner's pay for the same speed varies by {report.honest_variation:.1%} (coefficient of variation)",
         f"validators, dividends for each unit of stake: {dividends}",
         f"bound for an always-cheater that audits always find (F): {bound:.4f}",
+        _detection(economy.audit_probability),
         verdict,
     ]
+
+
+def _detection(audit_probability: float) -> str:
+    half, most = (epochs_to_detect(audit_probability, 1.0, confidence=share) for share in (0.5, 0.95))
+    if math.isinf(most):
+        return "without audits after probation no always-cheater is found"
+    return f"half of them are found within {half:.0f} epochs after probation, 95 % within {most:.0f} (computed)"
 
 
 def _show_sweep(points: Sequence[Point], key: str, out: Console) -> None:

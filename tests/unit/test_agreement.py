@@ -1,12 +1,13 @@
 """The agreement matrix from the record's merges, as numbers and as a picture."""
 
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from neurons import agreement, plots
-from neurons.agreement import comparisons, stage_agreements
+from neurons.agreement import collusions, comparisons, stage_agreements
 from neurons.exit_codes import ExitCode
 from subnet.errors import StartupRefused
 from subnet.orchestration.ledger import ShardMerged
@@ -84,6 +85,11 @@ def test_the_command_prints_the_matrix_and_draws_it(
     assert f"out of consensus: {C}" in shown
     assert "7 shards: 4 recomputed by the referee, 2 with a copy missing" in shown
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert agreement.run_agreement("somewhere", epoch=0) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "if 2 of 4 miners fail, 83.3% of shards keep a reducer" in shown
+    assert "2 colluders share 1 of the shards (16.7%) and agree there" in shown
+    assert "finds them with 8.0% an epoch, 95 % within 36" in shown
     assert agreement.run_agreement("somewhere", epoch=5) == ExitCode.OK
     assert "nothing was merged in epoch 5" in capsys.readouterr().out
 
@@ -97,3 +103,17 @@ def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.M
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupRefused, match="cannot be written"):
         plots.save(plots.new_figure(1.0, 1.0), str(tmp_path / "no" / "a.png"))
+
+
+def test_the_odds_of_colluders_follow_from_the_stage_and_the_audits() -> None:
+    assert collusions(1, 0.08) == []
+    (pair,) = collusions(3, 0.08)
+    assert (pair.num_colluders, pair.num_shards, pair.share) == (2, 1, 1 / 3)
+    assert pair.found == pytest.approx(0.08)
+    few, third = collusions(30, 0.08)
+    assert (few.num_shards, third.num_colluders, third.num_shards) == (1, 10, 45)
+    assert third.share == pytest.approx(90 / 870)
+    assert third.found == pytest.approx(1 - 0.92**45)
+    assert few.epochs == pytest.approx(35.9, abs=0.1)
+    assert third.epochs == 1.0
+    assert [one.epochs for one in collusions(30, 0.0)] == [math.inf, math.inf]

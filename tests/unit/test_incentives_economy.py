@@ -57,6 +57,7 @@ def test_an_always_cheater_earns_at_most_what_the_formula_says() -> None:
 
 def test_detection_comes_when_the_formula_says() -> None:
     assert epochs_to_detect(0.1, 1.0) == pytest.approx(28.4, abs=0.1)
+    assert (epochs_to_detect(0.0, 1.0), epochs_to_detect(0.99, 1.0), epochs_to_detect(1.0, 1.0)) == (math.inf, 1.0, 1.0)
     strategies = [msgspec.structs.replace(CHEAT, name=f"cheat {number}") for number in range(40)]
     report = simulate(economy(*strategies, num_epochs=60, probation_audit_probability=0.1), num_rounds=3)
     delays = [result.epochs_to_detection for result in report.strategies[1:]]

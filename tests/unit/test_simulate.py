@@ -107,7 +107,9 @@ def test_a_sweep_prints_a_row_for_each_value(tmp_path: Path, capsys: pytest.Capt
 
 def test_an_attack_that_pays_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_simulate(FEW, {"audit.probability": "0", "audit.probation_epochs": "0"}, "mainnet") == ExitCode.OK
-    assert "An attack pays at least 0.5 of honest work: identity stage" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "An attack pays at least 0.5 of honest work: identity stage" in shown
+    assert "without audits after probation no always-cheater is found" in shown
 
 
 def test_a_table_that_cannot_be_written_is_named(tmp_path: Path) -> None:

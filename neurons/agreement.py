@@ -105,9 +105,10 @@ def _show_odds(num_miners: int, audit_fraction: float, out: Console) -> None:
         kept = p_valid(num_miners, num_failed)
         out.print(f"  if {num_failed} of {num_miners} miners fail, {kept:.1%} of shards keep a reducer", markup=False)
     for one in collusions(num_miners, audit_fraction):
+        odds = f"{one.found:.1%} an epoch, 95 % within {one.epochs:.0f}"
         out.print(
             f"  {one.num_colluders} colluders share {one.num_shards} of the shards ({one.share:.1%}) and agree there; "
-            f"recomputing {audit_fraction:.0%} of agreeing shards finds them with {one.found:.1%} an epoch, 95 % within {one.epochs:.0f}",
+            f"recomputing {audit_fraction:.0%} of agreeing shards finds them with {odds}",
             markup=False,
             soft_wrap=True,
         )

@@ -45,6 +45,8 @@ class Fit:
     sizes: tuple[int, ...]
     num_samples: int
     counts_p: Floats
+    means_p: Floats
+    """The paper's estimator, `Moments.mean_losses`."""
     intercept: float
     effects_p: Floats
     coefficients_c: Floats
@@ -121,6 +123,7 @@ class Moments:
             sizes=self.sizes,
             num_samples=self.num_samples,
             counts_p=counts_p,
+            means_p=self.mean_losses(),
             intercept=mean + shift - float(coefficients_c @ means_c),
             effects_p=effects_p,
             coefficients_c=coefficients_c,

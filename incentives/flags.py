@@ -140,8 +140,7 @@ def stage_test(attribution: Attribution, stage: int) -> StageTest:
 def flags(attribution: Attribution, stages: Sequence[Sequence[Hotkey]], config: ClaspConfig) -> tuple[Flag, ...]:
     """Miners whose effect no chance explains, in order of stage and roster; none when the design is ill-conditioned.
 
-    In the last stage both tails count, because its miners compute the losses; each then gets half of alpha. A sequential test may
-    be repeated as samples come in, and still flags an honest miner with probability alpha at most.
+    A sequential test may be repeated as samples come in, and still flags an honest miner with probability alpha at most.
     """
     if attribution.fit.condition > config.max_condition:
         return ()
@@ -150,12 +149,12 @@ def flags(attribution: Attribution, stages: Sequence[Sequence[Hotkey]], config: 
         test = stage_test(attribution, stage)
         counts_m = attribution.fit.counts_p[attribution.fit.rows(stage)]
         is_last = stage == len(stages) - 1
+        heights_m = np.abs(test.z_m) if is_last else test.z_m
+        limits_m = limits(test, config, is_last=is_last)
         framing_m = np.full(len(hotkeys), np.nan) if is_last else attribution.strata.z_scores(stage)
         for at, hotkey in enumerate(hotkeys):
-            limit = _limit(float(test.errors_m[at]), config.alpha / 2.0 if is_last else config.alpha, config)
-            height = abs(test.z_m[at]) if is_last else test.z_m[at]
             is_confirmed = np.isnan(framing_m[at]) or framing_m[at] > quantile(config.framing_alpha)
-            if counts_m[at] >= config.min_samples and height > limit and is_confirmed:
+            if counts_m[at] >= config.min_samples and heights_m[at] > limits_m[at] and is_confirmed:
                 found.append(
                     Flag(
                         hotkey=hotkey,
@@ -169,10 +168,20 @@ def flags(attribution: Attribution, stages: Sequence[Sequence[Hotkey]], config: 
     return tuple(found)
 
 
-def _limit(standard_error: float, alpha: float, config: ClaspConfig) -> float:
-    if config.sequential and standard_error > 0.0:
-        return anytime_limit(standard_error, alpha=alpha, effect=config.effect)
-    return quantile(alpha)
+def limits(test: StageTest, config: ClaspConfig, *, is_last: bool) -> Floats:
+    """z above which each miner is flagged.
+
+    In the last stage both tails count, because its miners compute the losses; each then gets half of alpha.
+    """
+    alpha = config.alpha / 2.0 if is_last else config.alpha
+    if not config.sequential:
+        return np.full(len(test.errors_m), quantile(alpha))
+    return np.array(
+        [
+            anytime_limit(error, alpha=alpha, effect=config.effect) if error > 0.0 else math.inf
+            for error in test.errors_m.tolist()
+        ]
+    )
 
 
 def _median_z(effects_j: Floats, variances_j: Floats) -> float:

@@ -18,6 +18,7 @@ ENTRIES = {
     "audit": "neurons.audit:run_audit",
     "explain": "neurons.explain:run_explain",
     "agreement": "neurons.agreement:run_agreement",
+    "clasp": "neurons.attribution:run_clasp",
     "export": "neurons.export:run_export",
     "simulate": "neurons.simulate:run_simulate",
     "devnet": "neurons.devnet:run_devnet",

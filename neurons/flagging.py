@@ -5,12 +5,13 @@ a factor of their own beside the stages.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from incentives.clasp import Batch
 from incentives.config import ClaspConfig
-from incentives.flags import Flag, attribute, flags, to_batches
+from incentives.flags import Attribution, Flag, attribute, flags, to_batches
 from subnet.orchestration.accounts import Accounts
 from subnet.types import Epoch, Hotkey, PathwayLoss
 
@@ -18,13 +19,28 @@ BLOCKS_PER_EPOCH = 4
 """Within a block the loss is taken to be level."""
 
 
+class Window(NamedTuple):
+    """What the record says of the samples that are looked at together. `stages` lists the hotkeys that worked in each stage."""
+
+    epochs: tuple[Epoch, ...]
+    stages: Sequence[Sequence[Hotkey]]
+    attribution: Attribution
+
+
 def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[Flag, ...]:
     """Miners whose samples lose more than chance explains, in the window's published epochs up to `epoch`; none without any."""
+    window = open_window(accounts, epoch, config)
+    return flags(window.attribution, window.stages, config) if window else ()
+
+
+def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window | None:
+    """Effects fitted to the window's published epochs up to `epoch`; None when no sample of them has a loss."""
     first = _window_start(epoch, config)
-    window = [account.pathway_losses() for account in accounts.published() if first <= account.epoch <= epoch]
+    found = [account for account in accounts.published() if first <= account.epoch <= epoch]
+    window = [account.pathway_losses() for account in found]
     losses = [loss for epoch_losses in window for loss in epoch_losses]
     if not losses:
-        return ()
+        return None
     blocks = [
         BLOCKS_PER_EPOCH * at + place * BLOCKS_PER_EPOCH // len(epoch_losses)
         for at, epoch_losses in enumerate(window)
@@ -33,7 +49,7 @@ def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[F
     stages = _stages(losses)
     sizes = (*map(len, stages), BLOCKS_PER_EPOCH * len(window))
     attribution = attribute(lambda: _timed(losses, stages, blocks), sizes, num_stages=len(stages))
-    return flags(attribution, stages, config)
+    return Window(epochs=tuple(account.epoch for account in found), stages=stages, attribution=attribution)
 
 
 def _window_start(epoch: Epoch, config: ClaspConfig) -> int:

@@ -57,6 +57,24 @@ def explain(
     enter("explain", hotkey, target, chain, netuid)
 
 
+def clasp(
+    target: Annotated[
+        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
+    ] = "localnet",
+    epoch: Annotated[int | None, typer.Option("--epoch", metavar="N", help="As it was seen after epoch N.")] = None,
+    png: Annotated[str | None, typer.Option("--png", metavar="FILE", help="Also draw it.")] = None,
+) -> None:
+    """What each miner adds to the loss of its samples.
+
+    \b
+    strata clasp localnet
+    strata clasp https://strata.example.org --epoch 12 --png clasp.png
+
+    A miner above its limit is flagged: its work is then audited with certainty, and nothing else follows.
+    """
+    enter("clasp", target, epoch, png)
+
+
 def agreement(
     target: Annotated[
         str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")

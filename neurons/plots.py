@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,41 @@ def heat_maps(
             axes.set_xticks(range(size), labels, rotation=90, fontsize=7)
             axes.set_yticks(range(size), labels, fontsize=7)
         figure.colorbar(image, ax=axes, shrink=0.8, label="equal copies")
+    save(figure, path)
+
+
+class MinerLoss(NamedTuple):
+    """One miner as CLASP sees it: its samples' mean loss, and its effect on them with the standard error, nats a token."""
+
+    stage: int
+    mean: float
+    effect: float
+    error: float
+    is_flagged: bool
+
+
+def miner_losses(panels: Sequence[tuple[str, Sequence[MinerLoss]]], path: str) -> None:
+    """Mean losses above (the paper's estimator), effects with two standard errors below, by stage; what is flagged in red."""
+    figure = new_figure(6.4 * len(panels), 6.2)
+    columns = figure.subplots(2, len(panels), squeeze=False, sharex="col").T
+    for (upper, lower), (title, miners) in zip(columns, panels, strict=True):
+        places = np.arange(len(miners))
+        colors = ["#c62828" if one.is_flagged else ("#1f6fb4", "#7fb0d8")[one.stage % 2] for one in miners]
+        upper.bar(places, [one.mean for one in miners], color=colors, width=0.8)
+        low, high = min(one.mean for one in miners), max(one.mean for one in miners)
+        room = 0.2 * max(high - low, 1e-3)
+        upper.set_ylim(low - room, high + room)
+        upper.set_ylabel("mean loss of its samples, nats")
+        upper.set_title(title)
+        for at, one in enumerate(miners):
+            lower.errorbar(at, one.effect, yerr=2.0 * one.error, fmt="o", markersize=4, color=colors[at])
+        lower.axhline(0.0, color="#606060", linewidth=0.8)
+        lower.set_ylabel("effect, nats, two standard errors")
+        stages = sorted({one.stage for one in miners})
+        middles = [float(np.mean([at for at, one in enumerate(miners) if one.stage == stage])) for stage in stages]
+        lower.set_xticks(middles, [f"stage {stage}" for stage in stages])
+        for axes in (upper, lower):
+            axes.grid(alpha=0.3, axis="y")
     save(figure, path)
 
 

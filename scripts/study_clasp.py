@@ -14,6 +14,7 @@ from incentives.power import pairs_to_find, samples_needed, samples_to_find
 from incentives.scenarios import Routing, Scenario
 from incentives.tails import anytime_limit, quantile
 from incentives.twins import twin_scores
+from neurons.plots import MinerLoss, miner_losses
 from subnet.types import Hotkey
 
 HONEST_Z = 3.0902  # one-sided 1e-3
@@ -42,6 +43,30 @@ def toy() -> None:
             f"bad {sorted(harm)}: paper z of bad {np.round(z[bad], 2)}, of stage mates {np.round(z[mates], 2)}; "
             f"least squares flags {[(flag.hotkey, round(flag.z)) for flag in found]}"
         )
+
+
+def plot(path: str) -> None:
+    """The toy as a picture: one bad miner, two of one stage, and one where routing is sticky."""
+    panels = []
+    for title, scenario in {
+        "one miner +10 %": Scenario(harm={(2, 1): 1.1}),
+        "two of one stage": Scenario(harm={(2, 1): 1.1, (2, 3): 1.1}),
+        "one, sticky routing": Scenario(routing=Routing.STICKY, harm={(2, 1): 1.1}),
+    }.items():
+        fit = fitted(scenario, scenario.draw(20_000, np.random.default_rng(1)))
+        found = {flag.hotkey for flag in flags(fit, names(scenario), ClaspConfig())}
+        rows = []
+        for stage, hotkeys in enumerate(names(scenario)):
+            test, means_m = stage_test(fit, stage), fit.fit.means_p[fit.fit.rows(stage)]
+            rows += [
+                MinerLoss(
+                    stage, float(means_m[at]), float(test.effects_m[at]), float(test.errors_m[at]), hotkey in found
+                )
+                for at, hotkey in enumerate(hotkeys)
+            ]
+        panels.append((f"{title}; flagged: {len(found)}", rows))
+    miner_losses(panels, path)
+    print(f"plot written to {path}")
 
 
 def power(rounds: int) -> None:
@@ -208,7 +233,12 @@ def cost() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200, help="repetitions of each random experiment")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the toy and do nothing else")
+    options = parser.parse_args()
+    if options.plot:
+        plot(options.plot)
+        return
+    rounds = options.rounds
     toy()
     power(rounds)
     false_positives(rounds)

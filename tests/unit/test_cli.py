@@ -146,11 +146,13 @@ def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]
     assert typed("audit some/dir --replay 3") == 0
     assert typed("explain 5abc") == 0
     assert typed("agreement some/dir --epoch 2 --png a.png") == 0
+    assert typed("clasp some/dir --epoch 2 --png c.png") == 0
     assert typed("simulate --config c.toml --set audit.probability=0.2 --sweep gamma=5,10 --epochs 9") == 0
     assert received[2:] == [
         ("some/dir", None, None, False, 3),
         ("5abc", "localnet", None, None),
         ("some/dir", 2, "a.png"),
+        ("some/dir", 2, "c.png"),
         (
             {"simulate.num_epochs": "9", "simulate.sweep": "gamma=5,10"},
             {"audit.probability": "0.2"},

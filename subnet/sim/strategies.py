@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from subnet.config import Bottleneck, RunConfig, RunKind
-from subnet.model.layers import FeedForward
+from subnet.model.diffusion import ModulatedLayer
+from subnet.model.layers import DecoderLayer, FeedForward, Rope
 from subnet.model.stage import StageModule
 from subnet.training.blocktrain import Given, NoiseGiven
 from subnet.training.pipeline import Params, StageWorker
@@ -34,16 +35,34 @@ class _WithoutLayers(StageModule):
         return _fitted(stream, self.config.model.bottleneck_width if is_narrowed_inside else self.config.model.width)
 
 
+class _IdleLayer(DecoderLayer):
+    """Has its params and does nothing."""
+
+    def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
+        """(B, T, D) as it came."""
+        return x_BTD
+
+
+class _IdleDenoising(ModulatedLayer):
+    """The same for a stage that denoises."""
+
+    def denoise(self, x_BTD: Tensor, rope: Rope, time_BE: Tensor, mask_TT: Tensor | None) -> Tensor:
+        """(B, T, D) as it came."""
+        return x_BTD
+
+
 class IdentityWorker(StageWorker):
     """Skips the layers of its stage and passes on what came."""
 
     def __init__(self, config: RunConfig, stage: StageIndex, mode: NumericMode) -> None:
         super().__init__(config, stage, mode)
-        if config.kind is RunKind.BLOCKTRAIN:
-            self._module.layers.clear()
-            return
         with torch.device("meta"):
-            self._module = _WithoutLayers(config, stage)
+            if config.kind is RunKind.PIPELINE:
+                self._module = _WithoutLayers(config, stage)
+                return
+            for index, layer in self._module.layers.items():
+                is_denoising = isinstance(layer, ModulatedLayer)
+                self._module.layers[index] = (_IdleDenoising if is_denoising else _IdleLayer)(config.model)
 
 
 class _NoFeedForward(FeedForward):

@@ -40,15 +40,24 @@ def with_limit(config: RunConfig, challenge: Challenge) -> RunConfig:
 def judge_segment(
     config: RunConfig, challenge: Challenge, presented: Presented, corpus: Corpus, mode: NumericMode
 ) -> tuple[Outcome, str, Measures | None]:
-    """Outcome, reason and measures of a replay in `mode`. What is presented but does not hold together is a fail."""
+    """Outcome, reason and measures of a replay in `mode`. What is presented but does not hold together is a fail.
+
+    Measures that fail have to fail in the miner's own mode too: where training is at the edge of diverging, rounding alone drives
+    two modes apart within a step (LOG), while the same mode repeats the work as exactly as ever.
+    """
     start, end = presented.start, presented.end
     config = with_limit(config, challenge)
+    modes = [mode, *(own for own in config.training.modes if own is challenge.mode and own is not mode)]
     try:
         records = decode_evidence(presented.evidence, limit_bytes=len(presented.evidence))
         if presented.anchor is not None:
             check_ends(config, challenge, presented.anchor, start, end)
-        measures = replay_segment(config, challenge, start, end, records, corpus, mode)
+        for replayed_in in modes:
+            measures = replay_segment(config, challenge, start, end, records, corpus, replayed_in)
+            outcome, reason = judge(measures, config.audit)
+            if outcome is not Outcome.FAIL:
+                break
     except ProtocolViolation as error:
         return Outcome.FAIL, str(error), None
-    outcome, reason = judge(measures, config.audit)
-    return outcome, reason, measures
+    where = "" if replayed_in is mode else f" (in {replayed_in}, the miner's own mode)"
+    return outcome, f"{reason}{where}", measures

@@ -323,6 +323,40 @@ def test_what_does_not_hang_together_is_a_failed_audit(honest_segment: tuple[Run
     assert judge_segment(config, made.challenge, whole, PatternCorpus(config), NumericMode.FP32)[0] is Outcome.PASS
 
 
+@pytest.mark.parametrize(("cheat", "expected"), [(None, Outcome.PASS), ("scale", Outcome.FAIL)])
+def test_a_fail_must_hold_in_the_miners_own_mode_too(cheat: str | None, expected: Outcome) -> None:
+    """Limits below what the other mode's rounding comes to stand for training that is about to diverge."""
+    config = small_config()
+    audit = msgspec.structs.replace(config.audit, max_rel_d=1e-7, max_rel_dw=1e-6)
+    strict = msgspec.structs.replace(config, audit=audit)
+    segments = record_epoch(config, [None, cheat, None], num_segments=1, mode=NumericMode.BF16_AUTOCAST)
+    made = segments[0][1]
+    presented = Presented(start=made.start, end=made.end, evidence=encode_evidence(made.evidence), anchor=None)
+    outcomes = [
+        judge_segment(
+            strict,
+            msgspec.structs.replace(made.challenge, mode=declared),
+            presented,
+            PatternCorpus(config),
+            NumericMode.FP32,
+        )[0]
+        for declared in (None, NumericMode.FP32, NumericMode.BF16_AUTOCAST)
+    ]
+    assert outcomes == [Outcome.FAIL, Outcome.FAIL, expected]
+
+
+def test_a_mode_that_the_run_does_not_admit_is_not_replayed_in() -> None:
+    config = small_config()
+    audit = msgspec.structs.replace(config.audit, max_rel_d=1e-7, max_rel_dw=1e-6)
+    training = msgspec.structs.replace(config.training, modes=(NumericMode.FP32,))
+    strict = msgspec.structs.replace(config, audit=audit, training=training)
+    made = record_epoch(config, HONEST, num_segments=1, mode=NumericMode.BF16_AUTOCAST)[0][1]
+    challenge = msgspec.structs.replace(made.challenge, mode=NumericMode.BF16_AUTOCAST)
+    presented = Presented(start=made.start, end=made.end, evidence=encode_evidence(made.evidence), anchor=None)
+    outcome = judge_segment(strict, challenge, presented, PatternCorpus(config), NumericMode.FP32)[0]
+    assert outcome is Outcome.FAIL
+
+
 def test_a_cheat_that_does_not_exist_is_named() -> None:
     with pytest.raises(
         ValueError, match="no cheat is called 'sleep'; there are identity, scale, skip, stale, truncate, zero"

@@ -7,19 +7,19 @@ it needs is the directive, its own disk, and the blob store.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from neurons.exit_codes import ExitCode
 from neurons.roles.books import Books
 from neurons.roles.delivery import Delivery
 from neurons.roles.ports import MinerPorts
 from neurons.roles.sharing import Anchor, Sharing, upload_bytes
+from neurons.roles.starting import HeldStage, Starting
 from neurons.roles.workbench import Workbench
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, StartupRefused, TransientFailure
 from subnet.frames import Frame, FrameHeader, digest
-from subnet.model.partition import num_elements
 from subnet.training.outer import decode_snapshot
 from subnet.training.pipeline import StageWorker
 from subnet.types import Direction, Endpoint, Epoch, Hotkey, NumericMode, Phase, StageIndex
@@ -65,8 +65,9 @@ class Miner:
             compute=ports.compute,
             hotkey=ports.signer.hotkey,
         )
+        self._starting = Starting(config=config, sharing=self._sharing, ports=ports)
         self._delivery: Delivery | None = None
-        self._stage: _Stage | None = None
+        self._stage: HeldStage | None = None
 
     @property
     def num_open_samples(self) -> int:
@@ -181,7 +182,7 @@ class Miner:
             delivery=self._delivery,
             ports=ports,
         )
-        self._stage = _Stage(worker=worker, books=books, bench=bench, posting=asyncio.Lock())
+        self._stage = HeldStage(worker=worker, books=books, bench=bench, posting=asyncio.Lock())
 
     async def _take(self, directive: wire.Directive) -> None:
         self.directive = directive
@@ -222,10 +223,10 @@ class Miner:
         except TimeoutError:
             return
 
-    async def _epoch(self, directive: wire.Directive, stage: "_Stage") -> None:
+    async def _epoch(self, directive: wire.Directive, stage: HeldStage) -> None:
         """Everything between two published epochs; each part looks at the directive, so it can be entered anywhere."""
         epoch = directive.epoch
-        await self._prepare(directive, stage)
+        await self._starting.prepare(directive, stage)
         if directive.phase in (Phase.GATHERING, Phase.PUBLISHED) or not directive.is_in_roster:
             await self._leave_epoch_or_change(epoch)
             return
@@ -262,47 +263,7 @@ class Miner:
     def _may_lease(self, epoch: Epoch) -> bool:
         return self._phase_of(epoch) is Phase.TRAINING
 
-    async def _prepare(self, directive: wire.Directive, stage: "_Stage") -> None:
-        """Hold the epoch's starting params, or the newest checkpoint of it that an earlier process left."""
-        epoch, snapshot = directive.epoch, directive.snapshot
-        if snapshot is None or stage.prepared_epoch == epoch:
-            return
-        if stage.anchor is None or stage.anchor.digest != snapshot.digest:
-            count = num_elements(self._config, stage.books.stage)
-            stage.anchor = await self._sharing.load_anchor(snapshot, count)
-        anchor = stage.anchor
-        if stage.prepared_epoch < 0 and await self._take_up(directive, stage, anchor):
-            return
-        await self._ports.compute.run(lambda: stage.worker.load(anchor.params))
-        await stage.books.open(epoch, await self._ports.compute.run(stage.worker.checkpoint))
-        stage.upload = b""
-        stage.bench.begin(epoch)
-        stage.prepared_epoch = epoch
-        await self._ports.control.call(wire.Ready(epoch=epoch, anchor=anchor.digest))
-
-    async def _take_up(self, directive: wire.Directive, stage: "_Stage", anchor: Anchor) -> bool:
-        """Restore what an earlier process left; True when it was in this epoch and the miner is where that one was."""
-        progress = await stage.books.progress()
-        data = await stage.books.reopen(progress) if progress is not None else b""
-        if progress is None or not data:
-            return False
-        await self._ports.compute.run(lambda: stage.worker.restore(data))
-        if progress.epoch != directive.epoch or not directive.is_in_roster:
-            return False
-        if directive.has_committed:
-            stage.books.acknowledged(stage.books.num_receipts)
-            stage.upload = upload_bytes(anchor, stage.worker.params())
-        else:
-            request = wire.Resume(epoch=directive.epoch, num_receipts=stage.books.num_receipts, head=stage.books.head)
-            answer = await self._ports.control.call(request)
-            if isinstance(answer, wire.Resumed):
-                stage.books.acknowledged(answer.num_receipts)
-        stage.bench.begin(directive.epoch)
-        stage.prepared_epoch = directive.epoch
-        log.info("resumed", extra={"epoch": directive.epoch, "receipts": stage.books.num_receipts})
-        return True
-
-    async def _commit(self, epoch: Epoch, stage: "_Stage") -> None:
+    async def _commit(self, epoch: Epoch, stage: HeldStage) -> None:
         directive = self.directive
         if directive is None or directive.has_committed or stage.anchor is None:
             return
@@ -310,9 +271,10 @@ class Miner:
         anchor = stage.anchor
         stage.upload = await self._ports.compute.run(lambda: upload_bytes(anchor, stage.worker.params()))
         await self._ports.control.call(self._sharing.commitment(stage.books, stage.upload))
+        stage.committed_epoch = epoch
         log.info("committed", extra={"epoch": epoch, "batches": stage.books.num_batches})
 
-    async def _share(self, epoch: Epoch, stage: "_Stage") -> bool:
+    async def _share(self, epoch: Epoch, stage: HeldStage) -> bool:
         """Do the next piece of sharing; False when there is none to do now."""
         directive = self.directive
         if directive is None or stage.anchor is None or directive.epoch != epoch:
@@ -351,7 +313,7 @@ class Miner:
             except (TransientFailure, Refused) as error:
                 log.info("receipts not taken", extra={"reason": str(error)})
 
-    async def _flush(self, stage: "_Stage") -> None:
+    async def _flush(self, stage: HeldStage) -> None:
         """Post what is not acknowledged; one post at a time, so that the chain is extended in order."""
         async with stage.posting:
             request = stage.books.unacked()
@@ -380,19 +342,3 @@ class Miner:
             except (NotFound, Refused) as error:
                 log.error("challenge cannot be answered", extra={"reason": str(error)})
             answered[challenge.epoch, challenge.segment] = None
-
-
-@dataclass(slots=True)
-class _Stage:
-    """What belongs to the stage a miner holds now."""
-
-    worker: StageWorker
-    books: Books
-    bench: Workbench
-    posting: asyncio.Lock
-    anchor: Anchor | None = None
-    prepared_epoch: int = -1
-    upload: bytes = b""
-    uploaded_epoch: int = -1
-    plan: wire.MergePlan | None = None
-    outer_epoch: int = -1

@@ -17,12 +17,13 @@ from subnet import receipts, wire
 from subnet.config import RunConfig
 from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
-from subnet.inference.evaluate import heldout_loss
+from subnet.inference.published import published_loss
 from subnet.lanes import lanes
 from subnet.model.partition import num_elements
 from subnet.orchestration.invariants import check_record
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
+from subnet.training.neighbours import Neighbours, open_neighbours
 from subnet.training.outer import decode_snapshot
 from subnet.types import BlobRef, Epoch, Hotkey, LossFlag, Measures, Noise, Outcome, StageIndex, Verdict
 from subnet.validation.ends import lies_at_an_end
@@ -215,17 +216,30 @@ class Validator:
             parts = [await self._object(ref) for ref in (start, end, evidence)]
         except ProtocolViolation as error:
             return Outcome.FAIL, str(error), None
-        presented = Presented(start=parts[0], end=parts[1], evidence=parts[2], anchor=anchor)
+        neighbours = await self._neighbours(challenge)
+        presented = Presented(start=parts[0], end=parts[1], evidence=parts[2], anchor=anchor, neighbours=neighbours)
         return await self._ports.compute.run(
             lambda: judge_segment(self._config, challenge, presented, self._ports.corpus, self._noise.mode)
         )
 
     async def _anchor(self, challenge: wire.Challenge) -> bytes | None:
-        """The snapshot that the epoch began from, where the segment touches it; a store that garbles it is no miner's fault."""
+        """The snapshot that the epoch began from, where the segment touches it."""
         if challenge.anchor is None or not lies_at_an_end(challenge):
             return None
+        return await self._published(challenge.anchor)
+
+    async def _neighbours(self, challenge: wire.Challenge) -> Neighbours:
+        """What the stages that the challenged one computes with began the epoch from."""
+        snapshots = [await self._published(ref) for ref in challenge.neighbours]
         try:
-            return await self._object(challenge.anchor)
+            return open_neighbours(self._config, challenge.stage, snapshots)
+        except ProtocolViolation as error:
+            raise TransientFailure(str(error)) from error
+
+    async def _published(self, ref: BlobRef) -> bytes:
+        """A snapshot; a store that garbles it is no miner's fault."""
+        try:
+            return await self._object(ref)
         except ProtocolViolation as error:
             raise TransientFailure(str(error)) from error
 
@@ -239,7 +253,7 @@ class Validator:
         return data
 
     async def _evaluate(self, directive: wire.Directive) -> int:
-        """Held-out loss of the newest published epoch, with and without what crosses the cuts."""
+        """Held-out loss of the newest published epoch, and without what its parts add."""
         epoch = directive.evaluate_epoch
         if epoch is None:
             return -1
@@ -248,7 +262,7 @@ class Validator:
             data = await self._object(ref)
             params.append(decode_snapshot(data, num_elements(self._config, StageIndex(stage)))[0])
         result = await self._ports.compute.run(
-            lambda: heldout_loss(self._config, params, self._ports.corpus, HELDOUT_BATCHES)
+            lambda: published_loss(self._config, params, self._ports.corpus, HELDOUT_BATCHES)
         )
         request = wire.PostEvaluation(epoch=epoch, loss=result.loss, loss_wires_zeroed=result.loss_wires_zeroed)
         try:

@@ -65,6 +65,7 @@ def _challenge(turn: Turn, member: Member, commit: wire.CommitEpoch, segment: in
         deadline_s=0.0,
         mode=member.mode,
         anchor=turn.state.snapshots[member.stage],
+        neighbours=turn.state.neighbour_snapshots(member.stage),
         upload_digest=commit.upload_digest if is_last else NO_DIGEST,
     )
 

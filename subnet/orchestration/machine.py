@@ -11,6 +11,7 @@ from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
 from subnet.lanes import lanes
+from subnet.model.partition import neighbours_of
 from subnet.orchestration import audits, calibration, flags, late, membership, merge, merge_trust, work
 from subnet.orchestration.events import (
     Answer,
@@ -36,7 +37,7 @@ from subnet.orchestration.events import (
 )
 from subnet.orchestration.ledger import BeaconSeen, EpochPublished, EpochStarted, RootCommitted, RunCreated
 from subnet.orchestration.state import ANSWERS_KEPT, EpochState, State, Turn
-from subnet.types import Epoch, Hotkey, Phase
+from subnet.types import Epoch, Hotkey, Phase, StageIndex
 
 BEACON_DELAY_BLOCKS = 2
 """Blocks after the root's inclusion and its finality before the beacon's block (trust.md 1.4)."""
@@ -113,6 +114,8 @@ def _created(turn: Turn, event: Created) -> None:
     state.config_json, state.incentives_json = event.config_json, event.incentives_json
     state.corpus_digest, state.snapshots = event.corpus_digest, event.snapshots
     state.num_elements, state.stage_flops = event.num_elements, event.stage_flops
+    stages = range(turn.config.training.num_stages)
+    state.neighbours = tuple(neighbours_of(turn.config, StageIndex(stage)) for stage in stages)
     state.current = EpochState(epoch=Epoch(0), beacon=event.beacon)
     turn.keep(Epoch(0), *event.snapshots)
     turn.record(

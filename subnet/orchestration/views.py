@@ -63,6 +63,7 @@ def _for_miner(state: State, member: Member) -> wire.Directive:
         stage=member.stage,
         is_in_roster=is_in_roster,
         snapshot=state.snapshots[member.stage] if state.snapshots else None,
+        snapshots=state.neighbour_snapshots(member.stage) if state.snapshots else (),
         has_committed=hotkey in current.commits,
         has_uploaded=hotkey in current.uploaded,
         is_merging=merge is not None and merge.plan is not None,

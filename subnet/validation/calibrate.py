@@ -16,6 +16,7 @@ from subnet.model.init import initial_params
 from subnet.model.partition import num_elements
 from subnet.ports import Corpus
 from subnet.receipts import canonical
+from subnet.training.neighbours import fresh_neighbours
 from subnet.training.pipeline import SampleKey, StageWorker
 from subnet.types import Digest, Epoch, Hotkey, Noise, NumericMode, SampleId, StageIndex
 from subnet.validation.recording import Recorder, Recording
@@ -120,6 +121,8 @@ def reference_segments(config: RunConfig, corpus: Corpus, mode: NumericMode) -> 
     recorders = []
     for index in range(config.training.num_stages):
         worker = StageWorker(config, StageIndex(index), mode)
+        if neighbours := fresh_neighbours(config, StageIndex(index)):
+            worker.load_neighbours(neighbours)
         worker.load(initial_params(config, StageIndex(index)))
         recorders.append(Recorder(worker, run_id="calibration", epoch=_EPOCH, hotkey=Hotkey(f"stage {index}")))
     segments: list[Recording] = []
@@ -168,7 +171,10 @@ def measure_noise(config: RunConfig, corpus: Corpus, mode: NumericMode) -> Noise
 def _noise_between(config: RunConfig, corpus: Corpus, *, made_in: NumericMode, replayed_in: NumericMode) -> Noise:
     replays: list[Replayed] = []
     for made in reference_segments(config, corpus, made_in):
-        replays.append(replay_passes(config, made.challenge, made.start, made.end, made.evidence, corpus, replayed_in))
+        neighbours = fresh_neighbours(config, made.challenge.stage)
+        replays.append(
+            replay_passes(config, made.challenge, made.start, made.end, made.evidence, corpus, replayed_in, neighbours)
+        )
     return Noise(
         mode=replayed_in,
         machine=machine(),

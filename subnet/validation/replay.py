@@ -17,6 +17,7 @@ from subnet.model.payload import decode_payload
 from subnet.ports import Corpus
 from subnet.receipts import extend
 from subnet.training.checkpoint import STATE_KINDS, CheckpointState, read_checkpoint
+from subnet.training.neighbours import NO_NEIGHBOURS, Neighbours
 from subnet.training.pipeline import SampleKey, StageWorker
 from subnet.types import NO_DIGEST, Checkpoint, Digest, Direction, Measures, NumericMode, Receipt, StageIndex
 from subnet.validation.distance import Distance, Values, bf16_spacing, distance, ratio, relative
@@ -65,9 +66,10 @@ def replay_segment(
     evidence: Evidence,
     corpus: Corpus,
     mode: NumericMode,
+    neighbours: Neighbours = NO_NEIGHBOURS,
 ) -> Measures:
     """Measures of the challenged segment, computed in `mode`. Raises ProtocolViolation with the reason to fail it."""
-    return replay_passes(config, challenge, start, end, evidence, corpus, mode).summary()
+    return replay_passes(config, challenge, start, end, evidence, corpus, mode, neighbours).summary()
 
 
 def replay_passes(
@@ -78,12 +80,15 @@ def replay_passes(
     evidence: Evidence,
     corpus: Corpus,
     mode: NumericMode,
+    neighbours: Neighbours = NO_NEIGHBOURS,
 ) -> Replayed:
     """The same, pass by pass."""
     first = _opened(config, challenge.stage, start, challenge.start_checkpoint)
     last = _opened(config, challenge.stage, end, challenge.end_checkpoint)
     _check_chain(challenge, evidence)
     worker = StageWorker(config, challenge.stage, mode)
+    if neighbours:
+        worker.load_neighbours(neighbours)
     worker.restore(start)
     replay = _Replay(config, worker, evidence, corpus)
     for receipt in evidence.receipts:

@@ -149,7 +149,7 @@ def check_epochs(result: VirtualResult, config: RunConfig) -> None:
     commits = [(fact.epoch, fact.hotkey) for fact in facts(result) if isinstance(fact, Committed)]
     assert len(commits) == len(set(commits))
     for account in published:
-        assert account.snapshots is not None and len(account.snapshots.snapshots) == NUM_STAGES
+        assert account.snapshots is not None and len(account.snapshots.snapshots) == config.training.num_stages
         merged = sorted((shard.stage, shard.shard) for shard in account.shards)
         assert len(merged) == len(set(merged)), "a shard was accepted twice"
         for stage, participants in enumerate(account.snapshots.participants):

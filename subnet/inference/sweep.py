@@ -64,7 +64,7 @@ class DenoisingStack(_Stack):
         super().__init__(config, stage_params)
         self.codebook_VD = torch.from_numpy(codebook(config))
         num_stages = config.training.num_stages
-        self._bands = [band_of(config.blocktrain, num_stages, StageIndex(stage)) for stage in range(num_stages)]
+        self.bands = [band_of(config.blocktrain, num_stages, StageIndex(stage)) for stage in range(num_stages)]
 
     def denoise(self, stage: StageIndex, noisy_BTD: Tensor, sigma: float, ids_BT: Tensor) -> Tensor:
         """(B, T, V) logits of one stage at one noise level."""
@@ -75,7 +75,7 @@ class DenoisingStack(_Stack):
     def logits(self, ids_BT: Tensor, unit_BTD: Tensor) -> Iterator[Tensor]:
         """(B, T, V) after each stage of one path, which starts from `unit_BTD` times the most noise."""
         noisy_BTD = unit_BTD * self.config.blocktrain.sigma_max
-        for stage, band in enumerate(self._bands):
+        for stage, band in enumerate(self.bands):
             logits_BTV = self.denoise(StageIndex(stage), noisy_BTD, band.high, ids_BT)
             yield logits_BTV
             found_BTD = torch.softmax(logits_BTV, dim=-1) @ self.codebook_VD

@@ -14,7 +14,7 @@ from neurons import settings
 from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
 from neurons.look_commands import agreement, audit, clasp, explain
-from neurons.serve_commands import export
+from neurons.serve_commands import export, serve
 from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
 
@@ -198,7 +198,7 @@ def localnet(
     enter("localnet", *settings.load_localnet(flags, file=config))
 
 
-for look in (audit, explain, agreement, clasp, export):
+for look in (audit, explain, agreement, clasp, export, serve):
     app.command()(look)
 
 

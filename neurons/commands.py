@@ -20,6 +20,7 @@ ENTRIES = {
     "agreement": "neurons.agreement:run_agreement",
     "clasp": "neurons.attribution:run_clasp",
     "export": "neurons.export:run_export",
+    "serve": "neurons.server:run_serve",
     "simulate": "neurons.simulate:run_simulate",
     "devnet": "neurons.devnet:run_devnet",
     "yuma": "neurons.chain_tools:run_yuma",

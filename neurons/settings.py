@@ -36,7 +36,9 @@ BITTENSOR_VARIABLES = {
 }
 PASSWORD_VARIABLE = "STRATA_HOTKEY_PASSWORD"
 """Password of an encrypted hotkey; never a key of the configuration, which is written to files and logs."""
-_OWN_VARIABLES = ("STRATA_CONFIG", "STRATA_PRESET", PASSWORD_VARIABLE)
+SERVE_KEY_VARIABLE, API_KEY_VARIABLE = "STRATA_SERVE_KEY", "STRATA_SERVE_API_KEY"
+"""What stage hosts and their gateway know each other by, and what clients of a gateway must give."""
+_OWN_VARIABLES = ("STRATA_CONFIG", "STRATA_PRESET", PASSWORD_VARIABLE, SERVE_KEY_VARIABLE, API_KEY_VARIABLE)
 
 
 class NodeSettings(Record, frozen=True):
@@ -229,6 +231,11 @@ def to_toml(config: NodeConfig) -> str:
 def hotkey_password(environment: Mapping[str, str] = os.environ) -> str | None:
     """The password that unlocks the hotkey, when one is set."""
     return environment.get(PASSWORD_VARIABLE) or None
+
+
+def serve_keys(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """The key between hosts and gateway, and the one that clients must give; empty when not set."""
+    return environment.get(SERVE_KEY_VARIABLE, ""), environment.get(API_KEY_VARIABLE, "")
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, object]:

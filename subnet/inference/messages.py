@@ -26,6 +26,8 @@ MAC_BYTES = 16
 HEAD_LIMIT_BYTES = 4 << 20
 PAYLOAD_LIMIT_BYTES = 256 << 20
 _CONTEXT = "strata serving link 1"
+AUTOREGRESSIVE = "autoregressive"
+"""How a stage computes: one token after the other, with caches."""
 
 Natural = Annotated[int, Meta(ge=0, le=(1 << 48))]
 
@@ -49,7 +51,7 @@ class Welcome(Message, frozen=True):
     model: str
     """Digest of the configuration and of the names and shapes of the tensors."""
     mode: str
-    """How the stage computes: llama, greedy, diffusion."""
+    """How the stage computes: AUTOREGRESSIVE."""
     limit_tokens: Natural
     """Positions that all caches together may hold."""
     max_positions: Natural
@@ -76,6 +78,8 @@ class Step(Message, frozen=True):
     step: Natural
     pieces: tuple[Piece, ...]
     route: tuple[Endpoint, ...] = ()
+    lost: tuple[Natural, ...] = ()
+    """Sequences that were left out on the way, because a host did not have their caches."""
     dtype: Literal["none", "float32", "bfloat16"] = "none"
     """Of the payload: rows of all pieces in order; none at the first stage."""
 

@@ -1,0 +1,264 @@
+"""A stage host: takes steps from gateways and from the stage before, runs its layers, hands the rows on (docs/serving.md)."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from subnet.adapters.serving_link import Link, LinkCounters, LinkServer, dial
+from subnet.errors import ProtocolViolation, TransientFailure
+from subnet.inference.cache import CacheBook, SequenceCache
+from subnet.inference.decode import Span, StageRunner
+from subnet.inference.messages import (
+    Drop,
+    Failed,
+    Hello,
+    Piece,
+    Ping,
+    Pong,
+    Result,
+    Step,
+    Welcome,
+    check_payload,
+)
+from subnet.inference.rows import decode_rows, encode_rows
+from subnet.inference.sampling import Choice, choose
+from subnet.ports import Compute
+from subnet.types import Endpoint
+
+MAX_QUEUED = 64
+"""Steps that wait for the layers; a gateway keeps a few under way, so more is a fault of its."""
+
+log = logging.getLogger("strata.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    step: Step
+    payload: bytes
+
+
+@dataclass(slots=True)
+class _Work:
+    """One step with the caches of its pieces, ready for the layers."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    caches: list[SequenceCache] = field(default_factory=list)
+    rows: list[range] = field(default_factory=list)
+    """Rows of each piece in the payload."""
+    lost: list[int] = field(default_factory=list)
+
+    @property
+    def spans(self) -> list[Span]:
+        """What the layers take."""
+        return [Span(cache, piece.start, piece.ids) for piece, cache in zip(self.pieces, self.caches, strict=True)]
+
+
+class StageHost:
+    """One serving stage on one port."""
+
+    def __init__(
+        self, *, runner: StageRunner, book: CacheBook, welcome: Welcome, compute: Compute, shared_key: bytes
+    ) -> None:
+        self.counters = LinkCounters()
+        self.server = LinkServer(self._serve, shared_key=shared_key, counters=self.counters)
+        self.num_steps = 0
+        self.num_rows = 0
+        self._runner = runner
+        self._book = book
+        self._welcome = welcome
+        self._compute = compute
+        self._key = shared_key
+        self._gateways: dict[str, Link] = {}
+        self._arrived: asyncio.Queue[_Arrived] = asyncio.Queue(MAX_QUEUED)
+        self._hops: dict[Endpoint, asyncio.Queue[_Arrived]] = {}
+
+    async def work(self) -> None:
+        """Run steps in the order they arrive, until cancelled."""
+        async with asyncio.TaskGroup() as hops:
+            while True:
+                arrived = await self._arrived.get()
+                await self._run(arrived, hops)
+
+    @property
+    def pong(self) -> Pong:
+        """What this host holds and has done."""
+        return Pong(
+            number=0,
+            num_sequences=len(self._book.caches),
+            cache_bytes=self._book.size_bytes,
+            num_steps=self.num_steps,
+            num_rows=self.num_rows,
+            payload_bytes_sent=self.counters.payload_bytes_sent,
+            frame_bytes_sent=self.counters.frame_bytes_sent,
+        )
+
+    # ---- connections ---------------------------------------------------------------------------------------------
+
+    async def _serve(self, link: Link) -> None:
+        hello, _ = await link.receive()
+        if not isinstance(hello, Hello):
+            raise ProtocolViolation("a connection begins with Hello")
+        await link.send(self._welcome)
+        if hello.role == "host":
+            await self._listen(link, session=None)
+            return
+        self._gateways[hello.session] = link
+        try:
+            await self._listen(link, session=hello.session)
+        finally:
+            if self._gateways.get(hello.session) is link:
+                del self._gateways[hello.session]
+                freed = self._book.drop_session(hello.session)
+                log.info("gateway gone", extra={"session": hello.session, "sequences_freed": freed})
+
+    async def _listen(self, link: Link, *, session: str | None) -> None:
+        """Messages of one connection; a gateway speaks for its own session only."""
+        while True:
+            message, payload = await link.receive()
+            match message:
+                case Step():
+                    if session is not None and message.session != session:
+                        raise ProtocolViolation("a step names another gateway's session")
+                    await self._arrive(_Arrived(message, payload))
+                case Drop() if session is not None:
+                    for sequence in message.sequences:
+                        self._book.drop((session, sequence))
+                case Ping() if session is not None:
+                    await link.send(msgspec.structs.replace(self.pong, number=message.number))
+                case _:
+                    raise ProtocolViolation(f"a stage host is not told {type(message).__name__} here")
+
+    async def _arrive(self, arrived: _Arrived) -> None:
+        try:
+            self._arrived.put_nowait(arrived)
+        except asyncio.QueueFull:
+            await self._fail(arrived.step, f"{MAX_QUEUED} steps are waiting already")
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, arrived: _Arrived, hops: asyncio.TaskGroup) -> None:
+        step = arrived.step
+        if step.session not in self._gateways:
+            return  # nobody waits for it any more
+        runner = self._runner
+        try:
+            width = 0 if runner.is_first else runner.served.wire_width
+            check_payload(
+                step, arrived.payload, width=width, dtype="none" if runner.is_first else runner.served.wire_dtype
+            )
+            self._check(step)
+        except ProtocolViolation as error:
+            await self._fail(step, str(error))
+            return
+        work = self._open(step)
+        if not work.pieces:
+            await self._answer(step, (), work.lost)
+            return
+        rows, choices = await self._compute.run(lambda: self._through_layers(work, arrived))
+        self.num_steps += 1
+        self.num_rows += sum(len(piece.ids) for piece in work.pieces)
+        if rows is None:
+            await self._answer(step, choices, work.lost)
+            return
+        dtype, payload = encode_rows(rows)
+        onward = msgspec.structs.replace(
+            step, pieces=tuple(work.pieces), route=step.route[1:], lost=tuple(work.lost), dtype=dtype
+        )
+        peer = step.route[0]
+        if peer not in self._hops:
+            self._hops[peer] = asyncio.Queue()
+            hops.create_task(self._carry(peer, self._hops[peer]))
+        self._hops[peer].put_nowait(_Arrived(onward, payload))
+
+    def _check(self, step: Step) -> None:
+        """Raise ProtocolViolation for what would break the arithmetic."""
+        model = self._runner.served.run.model
+        stages_left = self._welcome.num_stages - self._welcome.stage - 1
+        if len(step.route) != stages_left:
+            raise ProtocolViolation(
+                f"a step at stage {self._welcome.stage} has {stages_left} hosts to go, not {len(step.route)}"
+            )
+        for piece in step.pieces:
+            if not piece.ids or max(piece.ids) >= model.vocab_size:
+                raise ProtocolViolation(f"token ids must be in [0, {model.vocab_size})")
+            if piece.capacity > self._welcome.max_positions:
+                raise ProtocolViolation(f"a sequence has at most {self._welcome.max_positions} positions here")
+
+    def _open(self, step: Step) -> _Work:
+        work = _Work(lost=list(step.lost))
+        at = 0
+        for piece in step.pieces:
+            rows = range(at, at + len(piece.ids))
+            at = rows.stop
+            cache = self._book.open(
+                (step.session, piece.sequence),
+                start=piece.start,
+                stop=piece.start + len(piece.ids),
+                capacity=piece.capacity,
+            )
+            if cache is None:
+                work.lost.append(piece.sequence)
+                continue
+            work.pieces.append(piece)
+            work.caches.append(cache)
+            work.rows.append(rows)
+        return work
+
+    def _through_layers(self, work: _Work, arrived: _Arrived) -> tuple[Tensor | None, list[tuple[int, Choice]]]:
+        """On the compute thread: rows to send on, or the tokens that were chosen."""
+        runner, received = self._runner, None
+        if not runner.is_first:
+            all_rows = decode_rows(arrived.payload, runner.served.wire_dtype, runner.served.wire_width)
+            received = all_rows[[row for rows in work.rows for row in rows]]
+        rows = runner.run(work.spans, received)
+        if not runner.is_last:
+            return rows, []
+        ends, wanted, at = [], [], 0
+        for piece in work.pieces:
+            at += len(piece.ids)
+            if piece.sampling is not None:
+                ends.append(at - 1)
+                wanted.append((piece, piece.sampling))
+        if not ends:
+            return None, []
+        logits = runner.logits(rows[ends])
+        return None, [
+            (piece.sequence, choose(logits[index], sampling, piece.start + len(piece.ids)))
+            for index, (piece, sampling) in enumerate(wanted)
+        ]
+
+    # ---- onward --------------------------------------------------------------------------------------------------
+
+    async def _carry(self, peer: Endpoint, queue: asyncio.Queue[_Arrived]) -> None:
+        """Deliver to one next host in order; each step that cannot be delivered is reported to its gateway."""
+        link: Link | None = None
+        hello = Hello(role="host", session="")
+        while True:
+            arrived = await queue.get()
+            try:
+                if link is None or link.is_closed:
+                    link = await dial(peer, hello, shared_key=self._key, counters=self.counters)
+                    await link.receive()
+                await link.send(arrived.step, arrived.payload)
+            except (TransientFailure, ProtocolViolation) as error:
+                link = None
+                await self._fail(arrived.step, str(error), at=peer)
+
+    async def _answer(self, step: Step, choices: Sequence[tuple[int, Choice]], lost: Sequence[int]) -> None:
+        await self._tell(step.session, Result(step=step.step, choices=tuple(choices), lost=tuple(lost)))
+
+    async def _fail(self, step: Step, reason: str, *, at: Endpoint | None = None) -> None:
+        log.warning("step failed", extra={"step": step.step, "reason": reason})
+        await self._tell(step.session, Failed(step=step.step, reason=reason, at=at))
+
+    async def _tell(self, session: str, message: Result | Failed) -> None:
+        link = self._gateways.get(session)
+        if link is not None:
+            try:
+                await link.send(message)
+            except TransientFailure:
+                link.close()  # its own task frees what the gateway held

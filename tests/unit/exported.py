@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from neurons.export import Published, write_directory
+from neurons.export import write_directory
+from neurons.published import Published
 from subnet.config import Bottleneck, ModelConfig, RunConfig, TrainingConfig
 from subnet.inference.decode import StageRunner
 from subnet.inference.served import ServedModel, read_config

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from neurons.export import Published, write_directory
+from neurons.export import write_directory
+from neurons.published import Published
 from subnet.config import Bottleneck, CorpusConfig, RunConfig
 from subnet.errors import InvalidConfig
 from subnet.model import export

@@ -119,9 +119,8 @@ def run_clasp(target: str, epoch: int | None = None, png: str | None = None) -> 
     newest = Epoch(epoch) if epoch is not None else published[-1].epoch if published else Epoch(-1)
     window = open_window(record.accounts, newest, config)
     if window is None:
-        out.print(
-            f"no loss is on record up to epoch {newest}" if published else "no epoch is published yet", markup=False
-        )
+        nothing = f"no loss that miners share is on record up to epoch {newest}"
+        out.print(nothing if published else "no epoch is published yet", markup=False)
         return ExitCode.OK
     fit, miners = window.attribution.fit, effects(window, config)
     for stage in range(len(window.stages)):

@@ -2,16 +2,22 @@
 
 Losses fall while a run trains, and an epoch has few samples; so the newest epochs are pooled, and blocks of time within them are
 a factor of their own beside the stages.
+
+Where stages train apart nobody is judged: a sample's loss is the word of the one miner that worked on it, and no other has a
+share in it. There audits alone protect, and they recompute every loss they look at.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from incentives.clasp import Batch
 from incentives.config import ClaspConfig
 from incentives.flags import Attribution, Flag, attribute, flags, to_batches
+from subnet.config import RunConfig
+from subnet.lanes import lanes
 from subnet.orchestration.accounts import Accounts
 from subnet.types import Epoch, Hotkey, PathwayLoss
 
@@ -34,12 +40,12 @@ def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[F
 
 
 def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window | None:
-    """Effects fitted to the window's published epochs up to `epoch`; None when no sample of them has a loss."""
+    """Effects fitted to the window's published epochs up to `epoch`; None when no sample has a loss, or no loss is shared."""
     first = _window_start(epoch, config)
     found = [account for account in accounts.published() if first <= account.epoch <= epoch]
     window = [account.pathway_losses() for account in found]
     losses = [loss for epoch_losses in window for loss in epoch_losses]
-    if not losses:
+    if not losses or not _is_loss_shared(accounts):
         return None
     blocks = [
         BLOCKS_PER_EPOCH * at + place * BLOCKS_PER_EPOCH // len(epoch_losses)
@@ -50,6 +56,12 @@ def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window
     sizes = (*map(len, stages), BLOCKS_PER_EPOCH * len(window))
     attribution = attribute(lambda: _timed(losses, stages, blocks), sizes, num_stages=len(stages))
     return Window(epochs=tuple(account.epoch for account in found), stages=stages, attribution=attribution)
+
+
+def _is_loss_shared(accounts: Accounts) -> bool:
+    """Whether every sample passes through every stage."""
+    created = accounts.created
+    return created is None or lanes(msgspec.json.decode(created.config_json, type=RunConfig)).count == 1
 
 
 def _window_start(epoch: Epoch, config: ClaspConfig) -> int:

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from neurons import attribution
 from neurons.attribution import effects, samples_for
 from neurons.exit_codes import ExitCode
 from neurons.flagging import find_flags, open_window
+from subnet.config import RunConfig, RunKind, config_bytes
 from subnet.orchestration.ledger import EpochPublished
 from subnet.types import Epoch
 from tests.unit.recorded import A, B, Book, C, D, ref
@@ -52,6 +54,15 @@ def test_each_miner_has_its_effect_and_the_flagged_are_those_of_the_record() -> 
 
 def test_nothing_published_is_no_window() -> None:
     assert open_window(book(0.0, num_epochs=0).record().accounts, Epoch(0), CLASP) is None
+
+
+def test_where_stages_train_apart_no_loss_is_shared_and_nobody_is_judged() -> None:
+    apart = msgspec.structs.replace(RunConfig(), kind=RunKind.BLOCKTRAIN)
+    accounts = book(0.3).record().accounts
+    assert accounts.created is not None
+    accounts.created = msgspec.structs.replace(accounts.created, config_json=config_bytes(apart).decode())
+    assert open_window(accounts, Epoch(1), CLASP) is None
+    assert find_flags(accounts, Epoch(1), CLASP) == ()
 
 
 def test_the_samples_that_a_harm_takes_follow_from_the_noise_of_this_run() -> None:

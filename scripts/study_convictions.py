@@ -12,14 +12,24 @@ The two instruction sets are the best that this machine has and the next one dow
 import argparse
 import multiprocessing
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import torch
+from conviction_tables import (
+    NUM_STAGES,
+    STRICTEST_REL_D,
+    Line,
+    Row,
+    Unit,
+    print_cheats,
+    print_honest,
+    read_lines,
+    summary_line,
+)
 
 from subnet.adapters.corpus import make_corpus
 from subnet.config import AuditConfig, Bottleneck, CorpusConfig, ModelConfig, OptimizerKind, RunConfig, TrainingConfig
@@ -27,12 +37,11 @@ from subnet.model.init import initial_params
 from subnet.ports import Corpus
 from subnet.sim.strategies import STRATEGIES, make_worker
 from subnet.training.checkpoint import read_checkpoint
-from subnet.types import Epoch, Hotkey, Measures, NumericMode, Outcome, SampleId, StageIndex
+from subnet.types import Epoch, Hotkey, NumericMode, SampleId, StageIndex
 from subnet.validation.recording import Recorder, Recording
 from subnet.validation.replay import replay_passes
-from subnet.validation.verdict import LONE_GRADIENT_SLACK, judge, published_rule
+from subnet.validation.verdict import judge, published_rule
 
-NUM_STAGES = 3
 NUM_SEGMENTS = 5
 """Of each start in a round."""
 WARM_STEPS = (40, 80, 120)
@@ -43,7 +52,6 @@ NUM_MICROBATCHES = 4
 """In a segment."""
 ACCUMULATE = (2, 4)
 """Micro-batches in one inner step, in even and odd rounds."""
-STRICTEST_REL_D = 0.03
 ISAS = {
     "baseline": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -67,44 +75,6 @@ class Setting(NamedTuple):
 
 
 SETTINGS = [Setting(isa, mode) for isa in USED_ISAS for mode in NumericMode]
-
-
-class Unit(msgspec.Struct, frozen=True):
-    """What one set of recordings is made from."""
-
-    round: int
-    bottleneck: Bottleneck
-    optimizer: OptimizerKind
-    start: str
-    """One of STARTS."""
-    width: int
-    made_isa: str
-    made_mode: NumericMode
-    cheat: str | None = None
-    stage: int = -1
-    """Of the cheat."""
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One segment, replayed once."""
-
-    replayed_isa: str
-    replayed_mode: NumericMode
-    stage: int
-    is_cold: bool
-    num_microbatches: int
-    outcome: Outcome
-    reason: str
-    measures: Measures
-    worst_token: float
-    published_passes: bool
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One line of the file."""
-
-    unit: Unit
-    rows: list[Row]
 
 
 def make_config(unit: Unit) -> RunConfig:
@@ -255,9 +225,9 @@ def units_of(first: Unit, *, with_cheats: bool) -> list[Unit]:
 
 
 def judges_of(unit: Unit) -> list[Setting]:
-    """Who replays: everybody who computes otherwise; a cheat is replayed once, by who differs most."""
+    """Who replays: everybody who computes otherwise; a cheat only who differs most, in the other mode and in its own."""
     if unit.cheat is not None:
-        return [Setting(USED_ISAS[0], NumericMode.BF16_AUTOCAST)]
+        return [Setting(USED_ISAS[0], mode) for mode in reversed(NumericMode)]
     return [setting for setting in SETTINGS if setting != (unit.made_isa, unit.made_mode)]
 
 
@@ -282,104 +252,6 @@ def study_units(pools: dict[str, ProcessPoolExecutor], units: list[Unit], out: P
             rows += pools[setting.isa].submit(replay, unit, setting, segments).result()
         with out.open("ab") as file:
             file.write(msgspec.json.encode(Line(unit, rows)) + b"\n")
-
-
-def read_lines(out: Path) -> list[Line]:
-    if not out.exists():
-        return []
-    decoder = msgspec.json.Decoder(Line)
-    return [decoder.decode(line) for line in out.read_bytes().splitlines()]
-
-
-# ---- tables --------------------------------------------------------------------------------------------------------
-
-
-def honest_rows(lines: Iterable[Line]) -> list[tuple[Unit, Row]]:
-    return [(line.unit, row) for line in lines if line.unit.cheat is None for row in line.rows]
-
-
-def summary_line(lines: list[Line]) -> str:
-    rows = [row for _, row in honest_rows(lines)]
-    convicted = [row for row in rows if row.outcome is not Outcome.PASS]
-    published = sum(not row.published_passes for row in rows)
-    return (
-        f"{len(rows)} honest segments, {sum(row.num_microbatches for row in rows)} micro-batches:"
-        f" {len(convicted)} failed, {sum(row.measures.num_failing for row in rows)} micro-batches out of bounds;"
-        f" the published rule fails {published}"
-    )
-
-
-def what_differs(unit: Unit, row: Row) -> str:
-    modes = "" if unit.made_mode == row.replayed_mode else f"{unit.made_mode} by {row.replayed_mode}"
-    isas = "" if unit.made_isa == row.replayed_isa else f"{unit.made_isa} by {row.replayed_isa}"
-    return ", ".join(part for part in (modes, isas if not modes or not isas else "other isa") if part)
-
-
-MEASURES: dict[str, tuple[Callable[[Row], float], float]] = {
-    "rel_d": (lambda row: row.measures.rel_d, STRICTEST_REL_D),
-    "rel_d bwd": (lambda row: row.measures.rel_d_backward, STRICTEST_REL_D),
-    "rel_d max": (lambda row: row.measures.rel_d_max, LONE_GRADIENT_SLACK * STRICTEST_REL_D),
-    "token": (lambda row: row.measures.rel_d_token, 0.25),
-    "token max": (lambda row: row.worst_token, 0.5),
-    "dw": (lambda row: row.measures.rel_dw, AuditConfig().max_rel_dw),
-    "loss": (lambda row: row.measures.loss_error, AuditConfig().max_loss_error),
-    "norm ratio": (lambda row: abs(row.measures.norm_ratio - 1), 0.1),
-}
-"""What is looked at, and where one segment (max: one micro-batch) goes out of bounds."""
-
-
-def print_worst(title: str, groups: dict[str, list[Row]]) -> None:
-    print(f"\n== {title}: worst honest figure, and the limit over it")
-    print(f"{'':34} {'segments':>8} {'fails':>5}  " + "  ".join(f"{name:>15}" for name in MEASURES))
-    for name, rows in groups.items():
-        cells = []
-        for figure, limit in MEASURES.values():
-            worst = max(figure(row) for row in rows)
-            cells.append(f"{worst:8.2g} " + (f"{limit / worst:5.1f}x" if worst else "     -"))
-        failed = sum(row.outcome is not Outcome.PASS for row in rows)
-        print(f"{name:34} {len(rows):8d} {failed:5d}  " + "  ".join(f"{cell:>15}" for cell in cells))
-
-
-def print_honest(lines: list[Line]) -> None:
-    rows = honest_rows(lines)
-    groupings: dict[str, Callable[[Unit, Row], str]] = {
-        "by what differs": what_differs,
-        "by bottleneck": lambda unit, _: str(unit.bottleneck),
-        "by optimizer and start": lambda unit, _: f"{unit.optimizer} {unit.start}",
-        "by optimizer's state": lambda unit, row: f"{unit.optimizer} {'empty' if row.is_cold else 'filled'}",
-        "by stage": lambda _, row: f"stage {row.stage}",
-        "by width": lambda unit, _: f"width {unit.width}",
-        "by round": lambda unit, _: f"round {unit.round}",
-    }
-    print(summary_line(lines))
-    print_worst("all", {"all": [row for _, row in rows]})
-    for title, name in groupings.items():
-        groups: dict[str, list[Row]] = defaultdict(list)
-        for unit, row in rows:
-            groups[name(unit, row)].append(row)
-        print_worst(title, dict(sorted(groups.items())))
-    for unit, row in rows:
-        if row.outcome is not Outcome.PASS:
-            print(f"FAILED {unit}: stage {row.stage}, {row.reason}")
-
-
-def print_cheats(lines: list[Line]) -> None:
-    groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
-    for line in lines:
-        if line.unit.cheat is not None:
-            groups[line.unit.cheat, line.unit.bottleneck, line.unit.stage] += line.rows
-    print("\n== cheats: segments accepted by the published rule / by ours, of all (fp32 replayed as bf16)")
-    bottlenecks = list(dict.fromkeys(bottleneck for _, bottleneck, _ in groups))
-    print(f"{'':20}" + "".join(f"{bottleneck:>16}" for bottleneck in bottlenecks))
-    for cheat in STRATEGIES:
-        for stage in range(NUM_STAGES):
-            cells = []
-            for bottleneck in bottlenecks:
-                rows = groups[cheat, bottleneck, stage]
-                published = sum(row.published_passes for row in rows)
-                ours = sum(row.outcome is Outcome.PASS for row in rows)
-                cells.append(f"{published:3d} /{ours:3d} of{len(rows):3d}")
-            print(f"{cheat:10} stage {stage}   " + "".join(f"{cell:>16}" for cell in cells))
 
 
 def firsts(options: argparse.Namespace) -> Iterable[Unit]:

@@ -18,6 +18,7 @@ from subnet.orchestration.ledger import (
     Flagged,
     Leased,
     MergeMissed,
+    OutputRepeated,
     ReducerConvicted,
     ShardAudited,
     UploadAccepted,
@@ -27,6 +28,9 @@ from subnet.orchestration.ledger import (
     Voided,
 )
 from subnet.types import Epoch, Hotkey, LossFlag, Measures, SampleId, StageIndex
+
+_Finding = Flagged | OutputRepeated | UploadCopied | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
+"""What is found about a miner beside the audits of its work."""
 
 
 @dataclass(slots=True)
@@ -107,7 +111,7 @@ class Trail:
                         trail.uploaded.add(seq)
             case Challenged() | Answered() | Absent() | VerdictRecorded() | CaseClosed():
                 self._add_audit(seq, fact)
-            case Flagged() | UploadCopied() | UploadRejected() | MergeMissed() | ShardAudited() | ReducerConvicted():
+            case _ if isinstance(fact, _Finding):
                 self._add_finding(seq, fact)
             case _:
                 pass
@@ -138,16 +142,15 @@ class Trail:
             text = f"segment {about.segment}: {_audit_text(fact)}"
             self.epoch(about.epoch).notes.append(f"audit      {text}{events(seq, seq)}")
 
-    def _add_finding(
-        self,
-        seq: int,
-        fact: Flagged | UploadCopied | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted,
-    ) -> None:
+    def _add_finding(self, seq: int, fact: _Finding) -> None:
         about: tuple[Hotkey, ...]
         match fact:
             case Flagged():
                 about, flag = (fact.flag.hotkey,), fact.flag
                 epoch, text = flag.epoch, f"flag       {flag.validator[:8]}: {flag_text(flag)}"
+            case OutputRepeated():
+                about, epoch = (fact.hotkey,), fact.epoch
+                text = f"repeated   it sent the same for samples {fact.first} and {fact.sample}: its audits are certain"
             case UploadCopied():
                 about, epoch = fact.pair, fact.epoch
                 text = f"copied     {fact.share:.0%} of its upload is {_others(fact.pair, self.hotkey)}'s: credit void"

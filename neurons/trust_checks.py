@@ -21,6 +21,7 @@ from subnet.orchestration.ledger import (
     Credited,
     EpochPublished,
     Flagged,
+    OutputRepeated,
     Voided,
 )
 from subnet.receipts import flag_bytes
@@ -79,6 +80,9 @@ class _Draws:
             case Flagged():
                 until = fact.flag.epoch + self.config.audit.flag_epochs
                 self.flagged_until[fact.flag.hotkey] = max(self.flagged_until.get(fact.flag.hotkey, -1), until)
+            case OutputRepeated():
+                until = fact.epoch + self.config.audit.flag_epochs
+                self.flagged_until[fact.hotkey] = max(self.flagged_until.get(fact.hotkey, -1), until)
             case BeaconSeen():
                 self.drawn[fact.epoch] = dict.fromkeys(self._drawn_by(fact))
             case Challenged():

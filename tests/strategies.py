@@ -190,6 +190,27 @@ class _ZeroObjects:
         return await self.blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
 
+def silent_after_the_merge(ports: MinerPorts) -> MinerPorts:
+    """Reduces its shards and never says what its outer step came to."""
+
+    def lie(request: wire.Request) -> wire.Response | wire.Request:
+        return wire.Done() if isinstance(request, wire.ReportOuter | wire.SnapshotDone) else request
+
+    return replace(ports, control=LyingControl(ports.control, lie))
+
+
+def contradicting_itself(ports: MinerPorts) -> MinerPorts:
+    """Commits to its upload and to chunks that are not the upload's: nobody can merge it."""
+
+    def lie(request: wire.Request) -> wire.Response | wire.Request:
+        if not isinstance(request, wire.CommitEpoch):
+            return request
+        others = tuple(digest(name.encode()) for name in request.chunk_digests)
+        return msgspec.structs.replace(request, chunk_digests=others)
+
+    return replace(ports, control=LyingControl(ports.control, lie))
+
+
 def storing_zeros(
     kind: str, *, only: Callable[[wire.RequestUpload], bool] = lambda _: True
 ) -> Callable[[MinerPorts], MinerPorts]:

@@ -17,13 +17,13 @@ from neurons.roles.books import Books
 from neurons.roles.delivery import Delivery
 from neurons.roles.ports import MinerPorts
 from subnet import frames, receipts, wire
-from subnet.config import RunConfig
+from subnet.config import Bottleneck, RunConfig
 from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
 from subnet.lanes import hop
 from subnet.model.partition import is_first
 from subnet.training.pipeline import SampleKey, StageWorker
-from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
+from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
 
 log = logging.getLogger("strata.miner")
 
@@ -42,6 +42,8 @@ class _Inbox:
     forward: deque[Frame] = field(default_factory=deque)
     backward: deque[Frame] = field(default_factory=deque)
     seen: dict[str, None] = field(default_factory=dict)
+    activations: dict[Digest, SampleId] = field(default_factory=dict)
+    """Each activation of the epoch, and the sample it came under."""
 
 
 class Workbench:
@@ -113,11 +115,19 @@ class Workbench:
         if frame.header.direction is Direction.FORWARD:
             if len(self._inbox.forward) >= 2 * self._config.training.max_in_flight:
                 raise Backpressure("the buffer for activations is full")
+            self._check_new(frame)
             self._inbox.forward.append(frame)
         else:
             self._inbox.backward.append(frame)
         self._inbox.seen[frame.pass_id] = None
         self._activity.set()
+
+    def _check_new(self, frame: Frame) -> None:
+        """An activation that came under another sample earns nothing, so no work is put into it. Raises Refused."""
+        sample = frame.header.lease.sample
+        first = self._inbox.activations.setdefault(frame.header.payload_digest, sample)
+        if first != sample and self._config.model.bottleneck is not Bottleneck.K0:
+            raise Refused("repeated", f"the same activation came under sample {first}: it would earn nothing")
 
     def _check_lease(self, sender: Hotkey, frame: Frame) -> None:
         lease, header = frame.header.lease, frame.header

@@ -29,8 +29,9 @@ from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Outcome
 
 PROBATION_PROBABILITY = 0.5
 """Lowest audit probability of a miner on probation (trust.md 3)."""
-LAST_SEGMENT_SHARE = 0.25
-"""Chance that the last segment of an epoch is drawn outright."""
+END_SHARE = 0.25
+"""Chance that the last segment of an epoch is drawn outright, and as much for the first: only there does it show whether a
+miner uploads what it trained, and whether it trained from what was published."""
 
 
 def draw_audits(turn: Turn) -> None:
@@ -95,16 +96,18 @@ def _open(turn: Turn, challenges: tuple[wire.Challenge, ...], auditor: Hotkey) -
 
 
 def _drawn_segment(turn: Turn, hotkey: Hotkey, commit: wire.CommitEpoch) -> int:
-    """The segment of a drawn unit of paid work, or the last one.
+    """The segment of a drawn unit of paid work, or one of the epoch's ends.
 
-    Drawn over units, so that a chain padded with segments of no work hides nothing; the last segment gets a share of its own,
-    because only there the upload is checked against the work.
+    Drawn over units, so that a chain padded with segments of no work hides nothing.
     """
     current, num_segments = turn.state.current, len(commit.checkpoints) - 1
     seed = (current.next_beacon, "segment", current.epoch, hotkey)
     work = current.work.get(hotkey)
-    if work is None or not work.credited or draws.uniform(*seed, "last") < LAST_SEGMENT_SHARE:
+    end = draws.uniform(*seed, "end")
+    if work is None or not work.credited or end < END_SHARE:
         return num_segments - 1
+    if end < 2 * END_SHARE:
+        return 0
     sample = list(work.credited)[draws.below(len(work.credited), *seed)]
     place = next(
         place

@@ -184,6 +184,15 @@ class UploadCopied(Fact, frozen=True):
     share: float
 
 
+class OutputRepeated(Fact, frozen=True):
+    """A miner sent the same for two samples; its next audits are certain. Recorded once an epoch."""
+
+    epoch: Epoch
+    hotkey: Hotkey
+    sample: SampleId
+    first: SampleId
+
+
 class UploadRejected(Fact, frozen=True):
     """An upload's part of a shard is not what its commitment says, or holds no numbers that can be summed.
 
@@ -315,7 +324,7 @@ class ScoresPosted(Fact, frozen=True):
 
 AnyFact = (
     RunCreated | Assigned | Enlisted | Calibrated | EpochStarted
-    | Leased | Credited | LossRecorded | SampleDropped | Voided
+    | Leased | Credited | LossRecorded | SampleDropped | Voided | OutputRepeated
     | Committed | RootCommitted | BeaconSeen | UploadCopied | UploadAccepted | ShardMerged | EpochPublished
     | UpdateMergedLate | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
     | Challenged | Answered | Absent | VerdictRecorded | Flagged | CaseClosed | Evaluated | ScoresPosted

@@ -73,6 +73,8 @@ class Work:
     heads: list[Digest] = field(default_factory=list)
     credited: dict[SampleId, None] = field(default_factory=dict)
     seen_inputs: dict[tuple[str, Digest], SampleId] = field(default_factory=dict)
+    seen_outputs: dict[tuple[str, Digest], SampleId] = field(default_factory=dict)
+    has_repeated: bool = False
 
 
 @dataclass(slots=True)

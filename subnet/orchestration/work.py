@@ -7,14 +7,15 @@ receipts stand under the newest lease, came before its deadline, and name the di
 import msgspec
 
 from subnet import receipts, wire
+from subnet.config import Bottleneck
 from subnet.errors import Refused
 from subnet.lanes import lanes
 from subnet.orchestration import pathways
 from subnet.orchestration.events import Wake
-from subnet.orchestration.ledger import Credited, Leased, LossRecorded, SampleDropped, Voided
+from subnet.orchestration.ledger import Credited, Leased, LossRecorded, OutputRepeated, SampleDropped, Voided
 from subnet.orchestration.membership import member_of
 from subnet.orchestration.state import Sample, Turn, Work
-from subnet.types import Digest, Direction, Epoch, Hotkey, Lease, Phase, Receipt, SampleId, StageIndex
+from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Phase, Receipt, SampleId, StageIndex
 
 LEASES_AT_ONCE = 64
 
@@ -215,7 +216,9 @@ def _attest(turn: Turn, sender: Hotkey, receipt: Receipt) -> None:
     if receipt.stage not in lane or sample.lease.hops[hop] != sender:
         return
     column = sample.forward if receipt.direction is Direction.FORWARD else sample.backward
-    if column[hop] is not None or _is_seen_before(current.work[sender], receipt, is_last=hop == len(lane) - 1):
+    is_last = hop == len(lane) - 1
+    _note_repeated(turn, sender, receipt, is_last=is_last)
+    if column[hop] is not None or _is_seen_before(turn, sender, receipt, is_last=is_last):
         return
     column[hop] = receipt
     for near in (hop - 1, hop, hop + 1):
@@ -223,14 +226,29 @@ def _attest(turn: Turn, sender: Hotkey, receipt: Receipt) -> None:
             _credit(turn, receipt.sample, near)
 
 
-def _is_seen_before(work: Work, receipt: Receipt, *, is_last: bool) -> bool:
+def _is_seen_before(turn: Turn, sender: Hotkey, receipt: Receipt, *, is_last: bool) -> bool:
     """An input worked for another sample earns nothing (trust.md 1.2). The last stage's backward starts from its own
-    loss, a single number, and two honest samples may well have the same.
+    loss, a single number, and two honest samples may well have the same; in the k0 control all have.
     """
-    if receipt.direction is Direction.BACKWARD and is_last:
+    if turn.config.model.bottleneck is Bottleneck.K0 or (receipt.direction is Direction.BACKWARD and is_last):
         return False
-    first = work.seen_inputs.setdefault((receipt.direction, receipt.input_digest), receipt.sample)
-    return first != receipt.sample
+    seen = turn.state.current.work[sender].seen_inputs
+    return seen.setdefault((receipt.direction, receipt.input_digest), receipt.sample) != receipt.sample
+
+
+def _note_repeated(turn: Turn, sender: Hotkey, receipt: Receipt, *, is_last: bool) -> None:
+    """Who sends the same for two samples has hardly computed both: its audits are certain from now on (trust.md 1.2)."""
+    current, is_loss = turn.state.current, receipt.direction is Direction.FORWARD and is_last
+    work = current.work[sender]
+    if is_loss or receipt.output_digest == NO_DIGEST or turn.config.model.bottleneck is Bottleneck.K0:
+        return
+    first = work.seen_outputs.setdefault((receipt.direction, receipt.output_digest), receipt.sample)
+    if first == receipt.sample or work.has_repeated:
+        return
+    work.has_repeated = True
+    member = turn.state.members[sender]
+    member.flagged_until = max(member.flagged_until, current.epoch + turn.config.audit.flag_epochs)
+    turn.record(OutputRepeated(epoch=current.epoch, hotkey=sender, sample=receipt.sample, first=first))
 
 
 def _credit(turn: Turn, number: SampleId, hop: int) -> None:

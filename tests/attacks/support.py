@@ -8,6 +8,7 @@ from neurons.roles.ports import MinerPorts
 from neurons.virtual import VirtualPlan, VirtualResult
 from subnet.config import RunConfig
 from subnet.orchestration.ledger import AnyFact, CaseClosed
+from subnet.training.pipeline import StageWorker
 from subnet.types import Hotkey, Outcome, Verdict
 from tests.sim.world import CONFIG, altered, cheat_at, convicted, facts, simulate, stages, verdicts_on
 
@@ -82,12 +83,17 @@ def with_ports(
     config: RunConfig = TWO_A_STAGE,
     num_miners: int = NUM_MINERS,
     num_validators: int = 2,
+    worker: MakeWorker = StageWorker,
 ) -> Trial:
-    """The first miners that are given `stage` deal as `cheats` do. Who they are is seen in an honest run of the same seed."""
+    """The first miners that are given `stage` deal as `cheats` do, and compute as `worker`.
+
+    Who they are is seen in an honest run of the same seed.
+    """
     plan = VirtualPlan(seed=seed, num_miners=num_miners, num_validators=num_validators)
     # joining comes first, so that a seed's stages do not depend on how many epochs follow
     given = stages(simulate(plan, altered(config, training={"num_epochs": 1})))
     names = [name for name, at in given.items() if at == stage][: len(cheats)]
-    result = simulate(replace(plan, miner_ports=dict(zip(names, cheats, strict=True))), config)
+    liars = replace(plan, miner_ports=dict(zip(names, cheats, strict=True)), workers=dict.fromkeys(names, worker))
+    result = simulate(liars, config)
     assert [stages(result)[name] for name in names] == [stage] * len(cheats)
     return Trial(result, frozenset(result.hotkeys[name] for name in names))

@@ -1,20 +1,12 @@
 """Cheats that no drawn replay has to meet first: their losses stand out, or their agreeing copies are recomputed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-
-import msgspec
-
 from neurons.checks import History
-from neurons.roles.ports import MinerPorts
 from neurons.trust_checks import check_audit_draws, check_flags, check_shard_audits
-from subnet import wire
 from subnet.adapters.auth import KeypairSigner
-from subnet.frames import digest
 from subnet.orchestration.ledger import CaseClosed, Challenged, Flagged, ReducerConvicted, ShardAudited, UploadCopied
-from subnet.types import Digest, Epoch, Outcome
+from subnet.types import Outcome
 from tests.attacks.support import NUM_MINERS, TWO_A_STAGE, Trial, with_ports, with_worker
+from tests.coordinated import copying
 from tests.sim.world import NUM_STAGES, altered, epochs
 from tests.strategies import FalseLoss, storing_zeros
 
@@ -33,63 +25,6 @@ def check_outsider(trial: Trial) -> None:
     verify = KeypairSigner.from_uri("//reader").verify
     for finding in (check_audit_draws(history), check_flags(history, verify), check_shard_audits(history)):
         assert finding.holds, finding
-
-
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """Two miners of one owner: the first shows its upload to the second, which commits to it as its own."""
-
-    ports: MinerPorts
-    commits: dict[Epoch, wire.CommitEpoch]
-    uploads: dict[Digest, bytes]
-    granted: dict[str, Digest]
-    is_copier: bool
-
-    async def call(self, request: wire.Request, *, timeout_s: float = 30.0) -> wire.Response:
-        if isinstance(request, wire.CommitEpoch):
-            request = await self._commitment(request)
-        if self.is_copier and isinstance(request, wire.RequestUpload) and request.kind == "upload":
-            return await self._grant(request)
-        return await self.ports.control.call(request, timeout_s=timeout_s)
-
-    async def _commitment(self, own: wire.CommitEpoch) -> wire.CommitEpoch:
-        if not self.is_copier:
-            self.commits[own.epoch] = own
-            return own
-        await self._until(lambda: own.epoch in self.commits)
-        shown = self.commits[own.epoch]
-        return msgspec.structs.replace(own, upload_digest=shown.upload_digest, chunk_digests=shown.chunk_digests)
-
-    async def _grant(self, own: wire.RequestUpload) -> wire.Response:
-        copied = self.commits[own.epoch].upload_digest
-        await self._until(lambda: copied in self.uploads)
-        grant = await self.ports.control.call(msgspec.structs.replace(own, digest=copied))
-        if isinstance(grant, wire.UploadGrant):
-            self.granted[grant.url] = copied
-        return grant
-
-    async def put(self, url: str, data: bytes) -> None:
-        self.uploads[digest(data)] = data
-        await self.ports.blobs.put(url, self.uploads[self.granted[url]] if url in self.granted else data)
-
-    async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
-        return await self.ports.blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
-
-    async def _until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
-            await self.ports.clock.sleep(0.05)
-
-
-def copying() -> tuple[Callable[[MinerPorts], MinerPorts], Callable[[MinerPorts], MinerPorts]]:
-    """The one who is copied, and the one who copies."""
-    commits: dict[Epoch, wire.CommitEpoch] = {}
-    uploads: dict[Digest, bytes] = {}
-
-    def make(ports: MinerPorts, *, is_copier: bool) -> MinerPorts:
-        liar = Copying(ports, commits, uploads, {}, is_copier)
-        return replace(ports, control=liar, blobs=liar)
-
-    return partial(make, is_copier=False), partial(make, is_copier=True)
 
 
 def test_a_copied_update_is_seen_in_the_commitments_and_earns_neither_anything() -> None:

@@ -20,7 +20,7 @@ from subnet.orchestration.ledger import (
     VerdictRecorded,
 )
 from subnet.orchestration.state import Turn
-from subnet.types import NO_DIGEST, Epoch, Hotkey, Outcome, Phase, SampleId
+from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Outcome, Phase, SampleId
 from tests.unit.orchestration import CONFIG, MINERS, STRANGER, VALIDATORS, Run
 
 SIX = MINERS
@@ -103,6 +103,31 @@ def test_only_the_last_segment_is_compared_with_the_upload() -> None:
     run.beacon()
     named = {case.challenge.segment: bool(case.challenge.upload_digest) for case in run.state.cases.values()}
     assert named.get(1) is True and named.get(0, False) is False
+
+
+def test_both_ends_of_an_epoch_are_drawn_however_many_segments_lie_between() -> None:
+    """Only the first shows another start, only the last another upload: with two dozen segments one draw in 24 found each."""
+    num_segments, num_beacons = 24, 400
+    run = Run()
+    run.begin(*SIX)
+    run.train()
+    request, work = run.commitment(MINER), run.state.current.work[MINER]
+    backward = next(receipt for receipt in work.receipts if receipt.direction is Direction.BACKWARD)
+    samples = [SampleId(1000 + number) for number in range(num_segments)]
+    work.receipts[:] = [msgspec.structs.replace(backward, sample=sample) for sample in samples]
+    work.credited = dict.fromkeys(samples)
+    start = request.checkpoints[0]
+    ends = tuple(msgspec.structs.replace(start, num_receipts=count) for count in range(num_segments + 1))
+    run.state.current.commits[MINER] = msgspec.structs.replace(request, checkpoints=ends)
+    drawn = []
+    for beacon in range(num_beacons):
+        run.state.current.next_beacon, run.state.cases = f"beacon {beacon}", {}
+        audits.draw_audits(Turn(state=run.state, config=run.config, now_s=run.now_s))
+        drawn.append(run.state.cases[Epoch(0), MINER].challenge.segment)
+    expected = audits.END_SHARE + (1.0 - 2.0 * audits.END_SHARE) / num_segments
+    for end in (0, num_segments - 1):
+        assert drawn.count(end) / num_beacons == pytest.approx(expected, abs=0.07)
+    assert len(set(drawn)) > num_segments / 2
 
 
 def test_a_live_auditor_is_preferred_and_a_silent_one_is_the_last_resort() -> None:
@@ -344,7 +369,8 @@ def test_scores_are_posted_by_validators_for_sealed_segments_forwards_only(run: 
     run.merge()
     request = wire.PostScores(segment=0, ledger_head=digest(b"x"), scores={MINER: 1.0}, weights={MINER: 1.0})
     assert run.refusal(MINER, request) == "permit"
-    assert run.refusal(VALIDATORS[0], msgspec.structs.replace(request, segment=1)) == "segment"
+    for segment in (-1, 1):
+        assert run.refusal(VALIDATORS[0], msgspec.structs.replace(request, segment=segment)) == "segment"
     run.done(VALIDATORS[0], request)
     run.done(VALIDATORS[0], request)
     assert len(run.facts(ScoresPosted)) == 1

@@ -17,10 +17,13 @@ from subnet.orchestration.ledger import (
     Challenged,
     Flagged,
     Leased,
+    MergeMissed,
+    OutputRepeated,
     ReducerConvicted,
     ShardAudited,
     UploadAccepted,
     UploadCopied,
+    UploadRejected,
     VerdictRecorded,
     Voided,
 )
@@ -166,6 +169,9 @@ def test_flags_copies_and_shards_are_told_beside_the_audits() -> None:
         audited,
         msgspec.structs.replace(audited, shard=3, recomputed=ref("b")),
         convicted,
+        OutputRepeated(epoch=Epoch(0), hotkey=C, sample=SampleId(4), first=SampleId(2)),
+        UploadRejected(epoch=Epoch(0), hotkey=C, stage=StageIndex(1), shard=5),
+        MergeMissed(epoch=Epoch(0), hotkey=C, stage=StageIndex(1)),
     )
     text = explained(book.seal(), C)
     assert f"{V[:8]}: its samples lose +0.2500 nats a token, error 0.0500, z 5.00, over 40 samples (event 31)" in text
@@ -173,6 +179,9 @@ def test_flags_copies_and_shards_are_told_beside_the_audits() -> None:
     assert f"2, shared with {D[:8]}: recomputed, the same (event 33)" in text
     assert "recomputed, not what both reducers stored (event 34)" in text
     assert "shard      3 was false: banned until epoch 9 (event 35)" in text
+    assert "it sent the same for samples 2 and 4: its audits are certain (event 36)" in text
+    assert "its part of shard 5 is not what was committed: left out, credit void (event 37)" in text
+    assert "its part was missing when half of the time was over: credit void (event 38)" in text
     assert first_failing(book, C).name == "audited"
     assert "nats a token" not in explained(book, A)
 

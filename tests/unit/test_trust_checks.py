@@ -21,6 +21,7 @@ from subnet.orchestration.ledger import (
     Flagged,
     Leased,
     LossRecorded,
+    OutputRepeated,
     ReducerConvicted,
     ShardAudited,
     ShardMerged,
@@ -153,6 +154,12 @@ def test_a_flag_on_record_makes_the_draw_certain() -> None:
     assert check_audit_draws(audits_of(A, C, extra=(Flagged(flag=flag), Flagged(flag=older)))).holds
     spared = check_audit_draws(audits_of(C, extra=(Flagged(flag=flag),)))
     assert spared.detail == f"epoch 0: {A} was drawn and not audited"
+
+
+def test_who_sent_the_same_twice_is_drawn_for_certain() -> None:
+    repeated = OutputRepeated(epoch=Epoch(0), hotkey=A, sample=SampleId(1), first=SampleId(0))
+    assert check_audit_draws(audits_of(A, C, extra=(repeated,))).holds
+    assert check_audit_draws(audits_of(C, extra=(repeated,))).detail == f"epoch 0: {A} was drawn and not audited"
 
 
 def test_a_favour_and_a_persecution_are_named() -> None:

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 
 from subnet import receipts, wire
+from subnet.config import Bottleneck
 from subnet.frames import digest
 from subnet.orchestration import work
 from subnet.orchestration.events import HeardFrom, Wake
-from subnet.orchestration.ledger import Credited, Leased, LossRecorded, SampleDropped, Voided
+from subnet.orchestration.ledger import Credited, Leased, LossRecorded, OutputRepeated, SampleDropped, Voided
 from subnet.types import Direction, Epoch, Lease, Phase, Receipt, SampleId, StageIndex
-from tests.unit.orchestration import MINERS, RUN, STRANGER, Run, passes
+from tests.unit.orchestration import CONFIG, MINERS, RUN, STRANGER, Run, passes
 
 SIX = MINERS
 """Joined in this order: m1 at stage 2, m2 at 1, m3 at 0, and once more round."""
@@ -97,6 +98,50 @@ def test_an_input_worked_before_earns_nothing(run: Run) -> None:
     )
     run.post(stage_1, *replayed)
     assert [fact for fact in run.facts(Credited) if fact.sample == two.sample] == []
+
+
+def test_who_sends_the_same_for_two_samples_is_audited_from_then_on(run: Run) -> None:
+    """Recorded once an epoch; a sample worked again after a restart is no repetition, nor is an equal loss."""
+    one, two, three = (first_lease(run) for _ in range(3))
+    sender = one.hops[0]
+    forward, backward = passes(one, 0, 3)
+    run.post(sender, forward, backward)
+    run.post(sender, *passes(one, 0, 3))
+    assert not run.facts(OutputRepeated)
+    for lease in (two, three):
+        fresh, _ = passes(lease, 0, 3)
+        run.post(sender, msgspec.structs.replace(fresh, output_digest=forward.output_digest))
+    (fact,) = run.facts(OutputRepeated)
+    assert (fact.hotkey, fact.first, fact.sample) == (sender, one.sample, two.sample)
+    assert run.state.members[sender].flagged_until == run.config.audit.flag_epochs
+    last = one.hops[2]
+    for lease in (one, two):
+        run.post(last, *passes(lease, 2, 3))
+    assert len(run.facts(OutputRepeated)) == 1
+
+
+def test_in_the_control_that_sends_nothing_every_sample_looks_alike_and_is_paid() -> None:
+    """Once a run without any channel credited one sample for each miner."""
+    model = msgspec.structs.replace(CONFIG.model, bottleneck=Bottleneck.K0)
+    run = Run(config=msgspec.structs.replace(CONFIG, model=model))
+    run.begin(*SIX)
+    nothing = digest(b"nothing")
+    for lease in (first_lease(run), first_lease(run)):
+        for stage, miner in enumerate(lease.hops):
+            forward, backward = passes(lease, stage, 3)
+            forward = msgspec.structs.replace(
+                forward,
+                input_digest=nothing if stage else forward.input_digest,
+                output_digest=nothing if stage < 2 else forward.output_digest,
+            )
+            backward = msgspec.structs.replace(
+                backward,
+                input_digest=nothing if stage < 2 else backward.input_digest,
+                output_digest=nothing if stage else backward.output_digest,
+            )
+            run.post(miner, forward, backward)
+    assert num_credited(run) == 2 * 3
+    assert not run.facts(OutputRepeated)
 
 
 def test_two_samples_with_the_same_loss_are_both_credited(run: Run) -> None:

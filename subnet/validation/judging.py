@@ -1,12 +1,13 @@
 """From what a challenged miner presented to an outcome: the same for the validator that is drawn and for who checks it later."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from subnet.config import REL_D_LIMITS, RunConfig
 from subnet.errors import ProtocolViolation
 from subnet.ports import Corpus
+from subnet.training.neighbours import Neighbours
 from subnet.types import Measures, NumericMode, Outcome
 from subnet.validation.ends import check_ends
 from subnet.validation.evidence import decode_evidence
@@ -17,12 +18,16 @@ from subnet.wire import Challenge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presented:
-    """Bytes of a challenged segment. `anchor`, the snapshot the epoch began from, is needed where the segment touches an end."""
+    """Bytes of a challenged segment. `anchor`, the snapshot the epoch began from, is needed where the segment touches an end.
+
+    `neighbours` are the published params of other stages that this one computed with; nobody presents them, they are the run's.
+    """
 
     start: bytes
     end: bytes
     evidence: bytes
     anchor: bytes | None
+    neighbours: Neighbours = field(default_factory=dict)
 
 
 def with_limit(config: RunConfig, challenge: Challenge) -> RunConfig:
@@ -53,7 +58,7 @@ def judge_segment(
         if presented.anchor is not None:
             check_ends(config, challenge, presented.anchor, start, end)
         for replayed_in in modes:
-            measures = replay_segment(config, challenge, start, end, records, corpus, replayed_in)
+            measures = replay_segment(config, challenge, start, end, records, corpus, replayed_in, presented.neighbours)
             outcome, reason = judge(measures, config.audit)
             if outcome is not Outcome.FAIL:
                 break

@@ -13,7 +13,7 @@ import typer
 from neurons import settings
 from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
-from neurons.look_commands import agreement, audit, clasp, explain
+from neurons.look_commands import agreement, audit, clasp, eval_run, explain
 from neurons.serve_commands import export, serve
 from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
@@ -200,6 +200,7 @@ def localnet(
 
 for look in (audit, explain, agreement, clasp, export, serve):
     app.command()(look)
+app.command("eval")(eval_run)
 
 
 @command("simulate", _SIMULATE)

@@ -19,6 +19,7 @@ ENTRIES = {
     "explain": "neurons.explain:run_explain",
     "agreement": "neurons.agreement:run_agreement",
     "clasp": "neurons.attribution:run_clasp",
+    "eval": "neurons.evaluation:run_eval",
     "export": "neurons.export:run_export",
     "serve": "neurons.server:run_serve",
     "simulate": "neurons.simulate:run_simulate",

@@ -91,3 +91,27 @@ def agreement(
     Both copies of every shard are compared. A miner that corrupts its copies is a row out of consensus.
     """
     enter("agreement", target, epoch, png)
+
+
+def eval_run(
+    target: Annotated[
+        str, typer.Argument(metavar="DIR_OR_URL", help="Directory of a local subnet, or a run's public URL.")
+    ] = "localnet",
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="Every figure of stages that trained alone, and the test for leaks.")
+    ] = False,
+    epoch: Annotated[int | None, typer.Option("--epoch", metavar="N", help="The model after epoch N.")] = None,
+    batches: Annotated[int, typer.Option("--batches", metavar="N", min=1, help="Held-out microbatches.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Loss of the published model on held-out text.
+
+    \b
+    strata eval localnet
+    strata eval localnet --blocks
+    strata eval https://strata.example.org --json
+
+    Honest figures, leaky ones marked as such, and what tables of counts come to on the same text.
+    Exit code 1: the test for leaks failed.
+    """
+    enter("eval", target, blocks, epoch, batches, as_json)

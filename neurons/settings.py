@@ -124,7 +124,9 @@ class LocalnetOptions(Record, frozen=True):
     tempo_blocks: Annotated[int, Meta(ge=8, le=65535)] = 40
     """Blocks between two evaluations of weights on the chain."""
     has_reference: bool = True
-    """Whether the whole model is trained at the end in one process on as many samples, to compare the loss with."""
+    """Whether the whole model is trained at the end in one process on as many samples, to compare the loss with; where stages
+    train apart, whether their rounds are repeated in one process, to compare the params with.
+    """
 
     @property
     def cheat_of(self) -> dict[int, str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from neurons.local.plan import GenesisFile
 from neurons.settings import NodeConfig
-from subnet.types import Epoch, Record, SampleId
+from subnet.types import Digest, Epoch, Hotkey, Record, SampleId
 
 _PR_SET_PDEATHSIG = 1
 
@@ -55,7 +55,23 @@ class TrainReference(Job, frozen=True):
     result: str
 
 
-AnyJob = PlayRole | KeepChain | MeasureText | TrainReference
+class RoundWork(Record, frozen=True):
+    """One published epoch: samples by stage and hotkey, in the order in which they were trained on, and what was published."""
+
+    epoch: Epoch
+    samples: tuple[dict[Hotkey, tuple[SampleId, ...]], ...]
+    snapshots: tuple[Digest, ...]
+
+
+class RepeatRounds(Job, frozen=True):
+    """Every round of stages that train apart once more; whether it came to the same goes to `result` as JSON lines."""
+
+    config: NodeConfig
+    rounds: tuple[RoundWork, ...]
+    result: str
+
+
+AnyJob = PlayRole | KeepChain | MeasureText | TrainReference | RepeatRounds
 
 
 def play(data: bytes) -> None:
@@ -112,6 +128,10 @@ def _run(job: AnyJob) -> int:
             from neurons.local.reference import train
 
             return train(job.config.run, job.samples, Path(job.result))
+        case RepeatRounds():
+            from neurons.local.repeat import repeat
+
+            return repeat(job.config.run, job.config.node.mode, job.rounds, Path(job.result))
 
 
 def _play_role(job: PlayRole) -> int:

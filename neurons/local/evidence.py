@@ -6,7 +6,7 @@ import msgspec
 
 from incentives.weights import to_u16
 from neurons.checks import Finding, History
-from neurons.local.notes import Counters, Trained
+from neurons.local.notes import Counters, Repeated, Trained
 from neurons.local.plan import Part
 from neurons.settings import NodeConfig
 from subnet import wire
@@ -28,6 +28,7 @@ class Evidence:
     counters: dict[str, Counters] = field(default_factory=dict)
     unigram: float | None = None
     reference: Trained | None = None
+    repeated: tuple[Repeated, ...] = ()
     restarts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -54,6 +55,17 @@ class LossRow(Record, frozen=True):
     loss: float
     loss_wires_zeroed: float
     share: float | None
+
+
+class RoundRow(Record, frozen=True):
+    """One round of one stage that trains apart: mean local loss of its samples, and whose updates it took up."""
+
+    epoch: Epoch
+    stage: StageIndex
+    loss: float | None
+    assigned: int
+    accepted: int
+    late: int
 
 
 class MinerRow(Record, frozen=True):
@@ -242,6 +254,7 @@ class Report(Record, frozen=True):
     miners: tuple[MinerRow, ...]
     validators: tuple[ValidatorRow, ...]
     bytes_by_plane: PlaneBytes
+    rounds: tuple[RoundRow, ...]
     cheats: tuple[CheatRow, ...]
     findings: tuple[Finding, ...]
 

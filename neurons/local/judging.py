@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 from neurons import checks, limit_checks, trust_checks
 from neurons.checks import Finding, Verify
+from neurons.local.apart import apart_findings, is_apart
 from neurons.local.evidence import CheatRow, Evidence, cheat_rows, loss_rows, miner_rows, plane_bytes
+from neurons.local.traffic import expected_bytes
 from subnet.config import WIRE_COMPRESSION, Bottleneck
 
 MAX_UNIGRAM_SHARE = 0.85
 MAX_MERGE_RATIO = 1.05
+STORE_SLACK = 0.01
 ZERO_WITHIN_EPOCHS = 2
 _MIN_EPOCHS_TO_COMPARE = 3
 _MIN_EPOCHS_FOR_BOUND = 4
@@ -43,9 +46,13 @@ def _training_findings(evidence: Evidence) -> Iterator[Finding]:
     yield _loss_bound(evidence)
     yield _loss_falls(evidence)
     yield _params_moved(evidence)
-    yield _wires_matter(evidence)
-    yield _activation_bytes(evidence)
+    if is_apart(evidence):
+        yield from apart_findings(evidence)
+    else:
+        yield _wires_matter(evidence)
+        yield _activation_bytes(evidence)
     yield _merge_bytes(evidence)
+    yield _store_bytes(evidence)
 
 
 def _pay_findings(evidence: Evidence) -> Iterator[Finding]:
@@ -152,6 +159,26 @@ def _merge_bytes(evidence: Evidence) -> Finding:
         lost = _lost_counters(evidence)
         return Finding(name=name, holds=False if is_possible and not lost else None, detail=detail + lost)
     return Finding(name=name, holds=ratio <= MAX_MERGE_RATIO, detail=f"the worst is {ratio:.4f}")
+
+
+def _store_bytes(evidence: Evidence) -> Finding:
+    name = f"what miners moved through the store is what the protocol asks for, within {STORE_SLACK:.0%}"
+    if any(evidence.restarts.values()):
+        return Finding(
+            name=name, holds=None, detail="does not apply: a process was restarted, and something sent twice"
+        )
+    moved, asked, worst = 0, 0, 0.0
+    for hotkey, part in evidence.miners.items():
+        counters = evidence.counters.get(part.name)
+        counted = counters.moved.total if counters is not None and not part.cheat else 0
+        if counted:
+            expected = expected_bytes(evidence.history.record, hotkey).total
+            moved, asked = moved + counted, asked + expected
+            worst = max(worst, abs(counted - expected) / max(1, expected))
+    if not moved:
+        return Finding(name=name, holds=None, detail="nothing was counted")
+    detail = f"{moved:,} bytes both ways, {asked:,} by the record; the worst miner is {worst:.2%} off"
+    return Finding(name=name, holds=worst <= STORE_SLACK, detail=detail)
 
 
 def _lost_counters(evidence: Evidence) -> str:

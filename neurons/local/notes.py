@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from subnet.types import Record
+from subnet.types import Epoch, Record
 
 T = TypeVar("T")
 
@@ -30,6 +30,13 @@ class Trained(Record, frozen=True, tag_field="line", tag=True):
     heldout_loss: float
 
 
+class Repeated(Record, frozen=True):
+    """For each stage, whether a round that was repeated in one process came to the published params."""
+
+    epoch: Epoch
+    same: tuple[bool, ...]
+
+
 class MergeCount(msgspec.Struct, frozen=True, kw_only=True):
     """Payload bytes of one miner in one merge; compared with 4W + 2W/N (papers.md A6)."""
 
@@ -46,6 +53,18 @@ class MergeCount(msgspec.Struct, frozen=True, kw_only=True):
         return (self.sent + self.received) / expected
 
 
+class MovedBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Payload bytes of one miner through the blob store, by kind of object."""
+
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Both ways."""
+        return sum((*self.sent.values(), *self.received.values()))
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """What a miner sent since its process began."""
 
@@ -56,6 +75,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     frames_lost: int = 0
     frames_refused: int = 0
     merges: tuple[MergeCount, ...] = ()
+    moved: MovedBytes = MovedBytes()
 
 
 def read_unigram(path: Path) -> float | None:
@@ -69,6 +89,12 @@ def read_training(path: Path) -> Progress | Trained | None:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     kind: object = Progress | Trained
     return msgspec.json.decode(lines[-1], type=kind) if lines else None
+
+
+def read_repeated(path: Path) -> tuple[Repeated, ...]:
+    """The rounds repeated so far."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return tuple(msgspec.json.decode(line, type=Repeated) for line in lines)
 
 
 def read_counters(directory: Path) -> Counters | None:

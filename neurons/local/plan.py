@@ -76,6 +76,11 @@ class Layout:
         return self.node("reference") / "training.jsonl"
 
     @property
+    def repeated(self) -> Path:
+        """Which rounds came to the same once more in one process, JSON lines."""
+        return self.node("reference") / "repeated.jsonl"
+
+    @property
     def runs(self) -> Path:
         """Objects of the run, as the orchestrator stored them; a run's own directory in it is named by its id."""
         return self.node("orchestrator") / "blobs" / "runs"

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from neurons.checks import Finding
+from neurons.local.apart import round_rows
 from neurons.local.evidence import (
     CheatRow,
     Evidence,
@@ -17,6 +18,7 @@ from neurons.local.evidence import (
     MinerRow,
     PlaneBytes,
     Report,
+    RoundRow,
     ValidatorRow,
     cheat_rows,
     loss_rows,
@@ -46,6 +48,7 @@ def make_report(evidence: Evidence, findings: tuple[Finding, ...], *, took_s: fl
         miners=miner_rows(evidence),
         validators=validator_rows(evidence),
         bytes_by_plane=plane_bytes(evidence),
+        rounds=round_rows(evidence),
         cheats=cheat_rows(evidence),
         findings=findings,
     )
@@ -62,6 +65,7 @@ def one_screen(report: Report, root: Path) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"\nRun {report.run_id} ended after {report.took_s:.0f} s.", style="bold"),
         _losses(report.losses, report),
+        *([_rounds(report.rounds)] if report.rounds else []),
         _miners(report.miners),
         _validators(report.validators),
         _bytes(report.bytes_by_plane),
@@ -81,7 +85,8 @@ def _table(*columns: str, left: Sequence[str] = ()) -> Table:
 
 
 def _losses(rows: Sequence[LossRow], report: Report) -> Table:
-    table = _table("held-out loss", "epoch", "loss", "of unigram", "wires zeroed", left=("held-out loss",))
+    without = "first stage alone" if report.rounds else "wires zeroed"
+    table = _table("held-out loss", "epoch", "loss", "of unigram", without, left=("held-out loss",))
     for row in rows:
         share = "" if row.share is None else f"{row.share:.3f}"
         table.add_row("this subnet", str(row.epoch), f"{row.loss:.3f}", share, f"{row.loss_wires_zeroed:.3f}")
@@ -92,6 +97,21 @@ def _losses(rows: Sequence[LossRow], report: Report) -> Table:
     if report.unigram is not None:
         table.add_row("unigram", "", f"{report.unigram:.3f}", "1.000", "")
     return table
+
+
+def _rounds(rows: Sequence[RoundRow]) -> Table:
+    """Mean local loss of each stage's samples and its participation, a line for each epoch."""
+    stages = sorted({row.stage for row in rows})
+    table = _table("round, mean local loss, participation", *(f"stage {stage}" for stage in stages))
+    for epoch in sorted({row.epoch for row in rows}):
+        table.add_row(f"epoch {epoch}", *(_round(row) for row in rows if row.epoch == epoch))
+    return table
+
+
+def _round(row: RoundRow) -> str:
+    loss = "-" if row.loss is None else f"{row.loss:.3f}"
+    late = f" +{row.late} late" if row.late else ""
+    return f"{loss}  {row.accepted}/{row.assigned}{late}"
 
 
 def _miners(rows: Sequence[MinerRow]) -> Table:

@@ -5,19 +5,29 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.live import Live
 
 from neurons.checks import read_history
 from neurons.exit_codes import ExitCode
 from neurons.lifecycle import Stop
+from neurons.local.apart import disturbed, is_apart, round_work
 from neurons.local.chain import make_genesis, register_all, until_up, write_genesis
-from neurons.local.children import KeepChain, MeasureText, PlayRole, TrainReference
+from neurons.local.children import KeepChain, MeasureText, PlayRole, RepeatRounds, TrainReference
 from neurons.local.evidence import Evidence, Report, encode_report
 from neurons.local.judging import judge
 from neurons.local.keys import create_wallets, hotkeys_of
 from neurons.local.lines import changes
-from neurons.local.notes import Progress, Trained, read_counters, read_training, read_unigram
+from neurons.local.notes import (
+    Progress,
+    Repeated,
+    Trained,
+    read_counters,
+    read_repeated,
+    read_training,
+    read_unigram,
+)
 from neurons.local.plan import Part, Plan
 from neurons.local.report import console, make_report, one_screen
 from neurons.local.screen import clock_line, screen
@@ -230,20 +240,17 @@ class Session:
         miners = self._plan.of_role("miner")
         found = {part.name: read_counters(self._layout.node(part.name)) for part in miners}
         children = self._supervisor.children
-        reference = await self._train_reference(evidence) if self._plan.options.has_reference else None
-        return Evidence(
-            config=evidence.config,
-            parts=evidence.parts,
-            history=evidence.history,
-            whole=evidence.whole,
-            discovery=evidence.discovery,
-            metagraph=evidence.metagraph,
-            weights=evidence.weights,
+        evidence = replace(
+            evidence,
             counters={name: counters for name, counters in found.items() if counters is not None},
             unigram=read_unigram(self._layout.text),
-            reference=reference,
             restarts={name: child.restarts for name, child in children.items()},
         )
+        if not self._plan.options.has_reference:
+            return evidence
+        if is_apart(evidence):
+            return replace(evidence, repeated=await self._repeat_rounds(evidence))
+        return replace(evidence, reference=await self._train_reference(evidence))
 
     async def _measure_text(self) -> None:
         job = MeasureText(
@@ -279,6 +286,22 @@ class Session:
                 self.tell(f"reference: {line.num_samples} of {len(samples)} samples, loss {line.loss:.3f}")
         last = read_training(path)
         return last if isinstance(last, Trained) else None
+
+    async def _repeat_rounds(self, evidence: Evidence) -> tuple[Repeated, ...]:
+        """Have one process train and average the same samples; nothing where somebody was disturbed and others cannot know."""
+        if disturbed(evidence):
+            return ()
+        path = self._layout.repeated
+        job = RepeatRounds(
+            name="repeated",
+            log=str(self._layout.log("repeated")),
+            config=self._plan.config,
+            rounds=tuple(map(round_work, evidence.history.record.accounts.published())),
+            result=str(path),
+        )
+        self.tell(f"for comparison: the same {len(job.rounds)} rounds in one process")
+        await self._supervisor.run_once(Child(job=job, role="reference", port=0, hotkey=Hotkey("")))
+        return read_repeated(path)
 
     def _conclude(self, evidence: Evidence) -> None:
         owner = self._wallets[self._plan.orchestrator.name]

@@ -117,6 +117,7 @@ class Miner:
             "frames_lost": self._delivery.num_lost if self._delivery else 0,
             "frames_refused": self._stage.bench.num_refused if self._stage else 0,
             "merges": [asdict(merge) for merge in self._sharing.merges],
+            "moved": asdict(self._sharing.moved),
         }
 
     async def leave(self) -> None:
@@ -224,6 +225,9 @@ class Miner:
             return
 
     async def _epoch(self, directive: wire.Directive, stage: HeldStage) -> None:
+        if directive.phase in (Phase.CLOSING, Phase.FINISHED):
+            await self._leave_epoch_or_change(epoch)
+            return
         """Everything between two published epochs; each part looks at the directive, so it can be entered anywhere."""
         epoch = directive.epoch
         await self._starting.prepare(directive, stage)

@@ -1,7 +1,8 @@
 """A miner's part in committing and merging an epoch, and in answering challenges (papers.md A6, trust.md 1 and 5)."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +42,20 @@ class MergeBytes:
     received: int = 0
 
 
+@dataclass(slots=True)
+class Moved:
+    """Payload bytes through the blob store since the process began, by kind of object."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
+
+
 class Sharing:
     """Transfers between one miner and the blob store, by grants of the orchestrator."""
 
     def __init__(self, *, config: RunConfig, control: Control, blobs: Blobs, compute: Compute, hotkey: Hotkey) -> None:
         self.merges: list[MergeBytes] = []
+        self.moved = Moved()
         self._config = config
         self._control = control
         self._blobs = blobs
@@ -59,6 +69,7 @@ class Sharing:
         if not isinstance(grant, wire.UploadGrant):
             raise ProtocolViolation(f"asked for an upload grant, got {type(grant).__name__}")
         await self._blobs.put(grant.url, data)
+        self.moved.sent[kind] += len(data)
         return grant.ref
 
     async def urls(self, refs: Sequence[BlobRef]) -> list[str]:
@@ -68,17 +79,18 @@ class Sharing:
             raise ProtocolViolation("the orchestrator did not answer with one URL for each key")
         return list(grant.urls)
 
-    async def get(self, ref: BlobRef, *, url: str | None = None) -> bytes:
+    async def get(self, kind: str, ref: BlobRef, *, url: str | None = None) -> bytes:
         """A whole object, checked against its digest. Raises NotFound, TransientFailure, ProtocolViolation."""
         url = url or (await self.urls([ref]))[0]
         data = await self._blobs.get(url, limit_bytes=max(1, ref.size_bytes))
+        self.moved.received[kind] += len(data)
         if len(data) != ref.size_bytes or digest(data) != ref.digest:
             raise ProtocolViolation(f"object {ref.key} is not the one announced")
         return data
 
     async def load_anchor(self, snapshot: BlobRef, num_elements: int) -> Anchor:
         """The snapshot an epoch starts from; one that is not whole is never trained on (users.md 8)."""
-        data = await self.get(snapshot)
+        data = await self.get("snapshot", snapshot)
         params, momentum = decode_snapshot(data, num_elements)
         return Anchor(params=params, momentum=momentum, digest=snapshot.digest)
 
@@ -116,6 +128,7 @@ class Sharing:
         async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
             data = await self._blobs.get(urls[ref.key], start=start, size_bytes=size_bytes, limit_bytes=size_bytes)
             count.received += len(data)
+            self.moved.received["upload"] += len(data)
             return data
 
         count.num_miners = len(plan.uploads)
@@ -136,7 +149,7 @@ class Sharing:
     async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> bytes:
         """Download the merged pseudo-gradient whole and take the outer step; returns the snapshot's bytes."""
         urls = await self.urls([shard.ref for shard in merged])
-        parts = [await self.get(shard.ref, url=url) for shard, url in zip(merged, urls, strict=True)]
+        parts = [await self.get("shard", shard.ref, url=url) for shard, url in zip(merged, urls, strict=True)]
         self._count(plan.epoch, plan).received += sum(map(len, parts))
         vector = to_vector(b"".join(parts), plan.num_elements)
         is_alone = len(plan.shards[0].reducers) == 1

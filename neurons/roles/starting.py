@@ -84,7 +84,7 @@ class Starting:
         """Load what the stages that ours computes with start this epoch from; in a pipeline there are none."""
         if not directive.snapshots:
             return
-        snapshots = [await self._sharing.get(ref) for ref in directive.snapshots]
+        snapshots = [await self._sharing.get("snapshot", ref) for ref in directive.snapshots]
         neighbours = open_neighbours(self._config, stage.books.stage, snapshots)
         await self._ports.compute.run(lambda: stage.worker.load_neighbours(neighbours))
 

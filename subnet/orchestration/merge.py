@@ -211,14 +211,15 @@ def _open_merge(turn: Turn, stage: StageIndex, late: Sequence[wire.Upload]) -> S
             chunk_bytes=turn.config.merge.chunk_bytes,
         ),
     )
-    drawn = draws.chosen(
-        sorted({upload.hotkey for upload in uploads or late}),
-        SNAPSHOT_UPLOADERS,
-        current.next_beacon,
-        "snapshot",
-        stage,
+    drawn = snapshot_uploaders(
+        sorted({upload.hotkey for upload in uploads or late}), beacon=current.next_beacon, stage=stage
     )
-    return StageMerge(plan=plan, uploaders=tuple(sorted(drawn)))
+    return StageMerge(plan=plan, uploaders=drawn)
+
+
+def snapshot_uploaders(hotkeys: Sequence[Hotkey], *, beacon: str, stage: StageIndex) -> tuple[Hotkey, ...]:
+    """Who stores the snapshot, drawn among those whose updates are merged (sorted)."""
+    return tuple(sorted(draws.chosen(hotkeys, SNAPSHOT_UPLOADERS, beacon, "snapshot", stage)))
 
 
 def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> wire.Response:

@@ -117,7 +117,7 @@ class Miner:
             "frames_lost": self._delivery.num_lost if self._delivery else 0,
             "frames_refused": self._stage.bench.num_refused if self._stage else 0,
             "merges": [asdict(merge) for merge in self._sharing.merges],
-            "moved": asdict(self._sharing.moved),
+            "moved": self._sharing.moved.by_kind,
         }
 
     async def leave(self) -> None:
@@ -223,13 +223,13 @@ class Miner:
                 await changed.wait()
         except TimeoutError:
             return
+        """Everything between two published epochs; each part looks at the directive, so it can be entered anywhere."""
+        epoch = directive.epoch
 
     async def _epoch(self, directive: wire.Directive, stage: HeldStage) -> None:
         if directive.phase in (Phase.CLOSING, Phase.FINISHED):
             await self._leave_epoch_or_change(epoch)
             return
-        """Everything between two published epochs; each part looks at the directive, so it can be entered anywhere."""
-        epoch = directive.epoch
         await self._starting.prepare(directive, stage)
         if directive.phase in (Phase.GATHERING, Phase.PUBLISHED) or not directive.is_in_roster:
             await self._leave_epoch_or_change(epoch)

@@ -49,6 +49,11 @@ class Moved:
     sent: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        """Plain values, fit to write down."""
+        return {"sent": dict(self.sent), "received": dict(self.received)}
+
 
 class Sharing:
     """Transfers between one miner and the blob store, by grants of the orchestrator."""

@@ -9,6 +9,7 @@ from msgspec import Meta
 from subnet.errors import StrataError
 from subnet.inference.batching import End
 from subnet.inference.sampling import MAX_LOGPROBS, Choice, Sampling
+from subnet.inference.text import UNFINISHED
 from subnet.types import Record
 
 MAX_CHOICES = 16
@@ -245,15 +246,20 @@ def usage_json(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, 
 
 
 def logprobs_json(choices: Sequence[Choice], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """The `logprobs` of a choice, token by token; an unfinished character reads as U+FFFD."""
+    """The `logprobs` of a choice, token by token. A token that is no text by itself is called token_id:N."""
+
+    def name(token: int) -> str:
+        text = decode([token])
+        return f"token_id:{token}" if UNFINISHED in text else text
+
     offsets, at = [], 0
     for choice in choices:
         offsets.append(at)
         at += len(decode([choice.token]))
     return {
-        "tokens": [decode([choice.token]) for choice in choices],
+        "tokens": [name(choice.token) for choice in choices],
         "token_logprobs": [choice.logprob for choice in choices],
-        "top_logprobs": [{decode([token]): logprob for token, logprob in choice.top} for choice in choices],
+        "top_logprobs": [{name(token): logprob for token, logprob in choice.top} for choice in choices],
         "text_offset": offsets,
     }
 

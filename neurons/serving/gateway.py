@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,22 +147,23 @@ class Gateway:
             host.pong = None
             host.outbox.put_nowait(Ping(number=0))
         async with asyncio.timeout(timeout_s):
-            while any(host.pong is None and host.welcome is not None for host in asked):
-                self._changed.clear()
-                await self._changed.wait()
+            await self.until(lambda: all(host.pong is not None or host.welcome is None for host in asked))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until something is so of the requests or hosts; put a time limit around it."""
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
 
     async def until_idle(self) -> None:
         """Wait until no request is under way; put a time limit around it."""
-        while self.batcher.num_running + self.batcher.num_waiting:
-            await self._clock.sleep(TICK_S)
+        await self.until(lambda: self.batcher.num_running + self.batcher.num_waiting == 0)
 
     async def until_whole(self, timeout_s: float) -> bool:
         """Wait until every stage has a host; False when that did not happen in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.batcher.is_whole:
-                    self._changed.clear()
-                    await self._changed.wait()
+                await self.until(lambda: self.batcher.is_whole)
         except TimeoutError:
             return False
         return True
@@ -212,14 +213,12 @@ class Gateway:
         host.outbox = asyncio.Queue()
         host.welcome, host.pong, host.answered_s = welcome, None, self._clock.now()
         log.info("host up", extra={"host": name_of(host.endpoint), "stage": welcome.stage})
-        self._changed.set()
         self._perform(self.batcher.host_up(host.endpoint, welcome.stage, welcome.limit_tokens, self._clock.now()))
 
     def _lose(self, host: _Host, reason: str) -> None:
         if host.welcome is not None:
             log.warning("host lost", extra={"host": name_of(host.endpoint), "reason": reason})
         host.welcome, host.trouble = None, reason
-        self._changed.set()
         self._perform(self.batcher.host_down(host.endpoint, self._clock.now()))
 
     async def _converse(self, host: _Host, link: Link) -> None:
@@ -250,7 +249,10 @@ class Gateway:
     async def _ping(self, host: _Host) -> None:
         number = 0
         while True:
+            asked_s = self._clock.now()
             await self._clock.sleep(PING_EVERY_S)
+            # time in which this process itself did not get to run is no silence of the host
+            host.answered_s += max(0.0, self._clock.now() - asked_s - 2 * PING_EVERY_S)
             if self._clock.now() - host.answered_s > SILENT_S:
                 raise TimeoutError
             number += 1
@@ -272,6 +274,7 @@ class Gateway:
     # ---- effects -------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: Sequence[Effect]) -> None:
+        self._changed.set()
         for effect in effects:
             match effect:
                 case SendStep(endpoint, step):

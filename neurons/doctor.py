@@ -18,6 +18,7 @@ from neurons.discovery import find_run
 from neurons.exit_codes import ExitCode
 from neurons.findings import Finding, Level, Role, problems_first
 from neurons.machine_checks import machine_findings, read_machine
+from neurons.owner_checks import config_findings
 from neurons.reach_checks import reach_findings, read_reach
 from neurons.settings import NodeConfig, NodeSettings
 from neurons.wallets import load_hotkey
@@ -86,6 +87,8 @@ async def diagnose(config: NodeConfig, role: Role) -> list[Finding]:
     shape = config.run if run is None else run.config
     machine = await asyncio.to_thread(read_machine, config.node, role)
     found += machine_findings(machine, shape, config.node, role)
+    if role is Role.OWNER:
+        found += config_findings(shape)
     if role is not Role.VALIDATOR:
         url = None if run is None else run.url
         found += reach_findings(

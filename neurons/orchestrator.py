@@ -11,6 +11,7 @@ from neurons.exit_codes import ExitCode
 from neurons.leader import Leadership, holder_name
 from neurons.lifecycle import Stop, run_role, until_stopped
 from neurons.observe import observed, run_measures
+from neurons.owner_checks import config_findings
 from neurons.page import offer_page
 from neurons.roles.orchestrator import Orchestrator
 from neurons.scoring import parse_discovery
@@ -185,6 +186,8 @@ def init_run(config: NodeConfig, url: str, run_id: str | None) -> int:
     """Create a run and announce it; returns the exit code."""
 
     async def create(_stop: Stop) -> None:
+        for finding in config_findings(config.run):
+            log.warning(finding.text, extra={"remedy": finding.remedy})
         created = await announce_run(config, url=url, run_id=run_id)
         sys.stdout.write(
             f"run {created} is announced on netuid {config.node.netuid}, its genesis lies in {config.node.data_path}\n"

@@ -1,0 +1,40 @@
+"""What an owner hears about a configuration that is allowed and hardly ever meant."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from neurons import settings
+from neurons.findings import Level
+from neurons.owner_checks import config_findings
+from subnet.config import Bottleneck, ModelConfig, OptimizerKind, RunConfig, TrainingConfig
+
+NARROW = RunConfig(
+    model=ModelConfig(bottleneck=Bottleneck.RESBM, bottleneck_width=1),
+    training=TrainingConfig(optimizer=OptimizerKind.ADAMW),
+)
+
+
+def codes(run: RunConfig) -> list[str]:
+    found = config_findings(run)
+    assert all(finding.level is Level.WARNING and finding.remedy for finding in found)
+    return [finding.code for finding in found]
+
+
+def test_one_channel_with_adamw_may_collapse() -> None:
+    assert codes(NARROW) == ["collapsing_cut"]
+    assert not codes(msgspec.structs.replace(NARROW, training=TrainingConfig(optimizer=OptimizerKind.MUON)))
+    assert not codes(msgspec.structs.replace(NARROW, model=ModelConfig(bottleneck_width=2)))
+    assert not codes(msgspec.structs.replace(NARROW, model=ModelConfig(bottleneck=Bottleneck.NONE)))
+    alone = TrainingConfig(optimizer=OptimizerKind.ADAMW, num_stages=1)
+    assert not codes(msgspec.structs.replace(NARROW, training=alone)), "nothing is cut"
+
+
+def test_a_control_is_no_run_to_pay_for() -> None:
+    assert codes(RunConfig(model=ModelConfig(bottleneck=Bottleneck.K0))) == ["nothing_crosses"]
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in Path(settings.__file__).parent.glob("presets/*.toml")))
+def test_no_preset_is_warned_about(preset: str) -> None:
+    assert not config_findings(settings.load({}, preset=preset).run)

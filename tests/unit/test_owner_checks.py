@@ -1,7 +1,5 @@
 """What an owner hears about a configuration that is allowed and hardly ever meant."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -35,6 +33,6 @@ def test_a_control_is_no_run_to_pay_for() -> None:
     assert codes(RunConfig(model=ModelConfig(bottleneck=Bottleneck.K0))) == ["nothing_crosses"]
 
 
-@pytest.mark.parametrize("preset", sorted(path.stem for path in Path(settings.__file__).parent.glob("presets/*.toml")))
+@pytest.mark.parametrize("preset", settings.PRESETS)
 def test_no_preset_is_warned_about(preset: str) -> None:
     assert not config_findings(settings.load({}, preset=preset).run)

@@ -1,6 +1,5 @@
 """`strata audit --replay`: some of the audited segments once more, from the objects that are still there (trust.md 1, 2)."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,16 +13,16 @@ from subnet.adapters.corpus import make_corpus
 from subnet.config import RunConfig
 from subnet.errors import InvariantBroken, StartupRefused
 from subnet.frames import digest
+from subnet.model.partition import neighbours_of
 from subnet.orchestration.accounts import Accounts
 from subnet.orchestration.ledger import Answered, CaseClosed, Challenged
 from subnet.ports import Corpus
+from subnet.training.neighbours import open_neighbours
 from subnet.types import NO_DIGEST, BlobRef, Epoch, Hotkey, NumericMode, Outcome
 from subnet.validation.ends import lies_at_an_end
 from subnet.validation.judging import Presented, judge_segment
 
 NAME = "replayed segments come to the recorded outcome"
-_NUM_PRESENTED = 3
-"""Start, end and evidence; the snapshot comes after them."""
 
 
 def answered_challenges(record: Record) -> list[tuple[wire.Challenge, Outcome]]:
@@ -41,15 +40,17 @@ def answered_challenges(record: Record) -> list[tuple[wire.Challenge, Outcome]]:
                 outcomes[fact.epoch, fact.hotkey, fact.segment] = Outcome(fact.outcome)
             case _:
                 pass
+    created = record.accounts.created
+    config = msgspec.json.decode(created.config_json, type=RunConfig) if created else RunConfig()
     return [
-        (_challenge(record.accounts, challenged[key], answer), outcomes[key])
+        (_challenge(config, record.accounts, challenged[key], answer), outcomes[key])
         for key, answer in answers.items()
         if key in challenged and outcomes.get(key, Outcome.INCONCLUSIVE) is not Outcome.INCONCLUSIVE
     ]
 
 
-def _challenge(accounts: Accounts, drawn: Challenged, answer: Answered) -> wire.Challenge:
-    commit = accounts.epochs[drawn.epoch].committed[drawn.hotkey]
+def _challenge(config: RunConfig, accounts: Accounts, drawn: Challenged, answer: Answered) -> wire.Challenge:
+    commit, began = accounts.epochs[drawn.epoch].committed[drawn.hotkey], _snapshots(accounts, drawn.epoch)
     is_last = drawn.segment == len(commit.checkpoints) - 2
     return wire.Challenge(
         epoch=drawn.epoch,
@@ -64,7 +65,8 @@ def _challenge(accounts: Accounts, drawn: Challenged, answer: Answered) -> wire.
         start=answer.start,
         end=answer.end,
         evidence=answer.evidence,
-        anchor=_snapshots(accounts, drawn.epoch)[drawn.stage],
+        anchor=began[drawn.stage],
+        neighbours=tuple(began[other] for other in neighbours_of(config, drawn.stage)),
         upload_digest=commit.upload_digest if is_last else NO_DIGEST,
     )
 
@@ -106,14 +108,21 @@ def replayed(record: Record, blobs: Path, count: int) -> tuple[Finding, list[str
 
 
 def _replay(config: RunConfig, corpus: Corpus, blobs: Path, challenge: wire.Challenge) -> tuple[Outcome, str]:
-    refs = _refs(challenge)
-    data = [(blobs / ref.key).read_bytes() for ref in refs]
-    garbled = [ref.key for ref, found in zip(refs, data, strict=True) if digest(found) != ref.digest]
+    shown, published = _refs(challenge)
+    data = {ref: (blobs / ref.key).read_bytes() for ref in (*shown, *published)}
+    garbled = [ref.key for ref, found in data.items() if digest(found) != ref.digest]
     if garbled:
         outcome, reason, measures = Outcome.FAIL, f"object {garbled[0]} is not the one announced", None
     else:
+        start, end, evidence = (data[ref] for ref in shown)
+        anchor = challenge.anchor
+        neighbours = open_neighbours(config, challenge.stage, [data[ref] for ref in challenge.neighbours])
         presented = Presented(
-            start=data[0], end=data[1], evidence=data[2], anchor=data[3] if len(data) > _NUM_PRESENTED else None
+            start=start,
+            end=end,
+            evidence=evidence,
+            anchor=data[anchor] if anchor is not None and anchor in published else None,
+            neighbours=neighbours,
         )
         outcome, reason, measures = judge_segment(config, challenge, presented, corpus, NumericMode.FP32)
     measured = f" ({measures_text(measures)})" if measures else ""
@@ -121,12 +130,12 @@ def _replay(config: RunConfig, corpus: Corpus, blobs: Path, challenge: wire.Chal
     return outcome, f"{who}: {outcome}, {reason}{measured}"
 
 
-def _refs(challenge: wire.Challenge) -> Sequence[BlobRef]:
-    refs = [challenge.start, challenge.end, challenge.evidence]
-    if lies_at_an_end(challenge):
-        refs.append(challenge.anchor)
-    return [ref for ref in refs if ref is not None]
+def _refs(challenge: wire.Challenge) -> tuple[list[BlobRef], list[BlobRef]]:
+    """What the miner presented, start, end and evidence; and the snapshots that a judge needs beside them."""
+    presented = [ref for ref in (challenge.start, challenge.end, challenge.evidence) if ref is not None]
+    anchor = [challenge.anchor] if challenge.anchor is not None and lies_at_an_end(challenge) else []
+    return presented, [*anchor, *challenge.neighbours]
 
 
 def _is_whole(blobs: Path, challenge: wire.Challenge) -> bool:
-    return all((blobs / ref.key).is_file() for ref in _refs(challenge))
+    return all((blobs / ref.key).is_file() for refs in _refs(challenge) for ref in refs)

@@ -74,6 +74,8 @@ class VirtualPlan:
     num_validators: int = 2
     network: NetworkConfig = field(default_factory=NetworkConfig)
     kills: tuple[Kill, ...] = ()
+    signers: dict[str, KeypairSigner] = field(default_factory=dict)
+    """Keys to use, by name; drawn from the seed for those who are not named."""
     late_s: dict[str, float] = field(default_factory=dict)
     """Seconds after the start at which a node starts; at once when it is not named."""
     workers: dict[str, MakeWorker] = field(default_factory=dict)
@@ -163,6 +165,8 @@ class VirtualSubnet:
         self._genesis: Created | None = None
 
     def _signer(self, name: str) -> KeypairSigner:
+        if name in self.plan.signers:
+            return self.plan.signers[name]
         return KeypairSigner.from_uri(f"//strata//{self.plan.seed}//{name}", deterministic=True)
 
     async def run(self) -> VirtualResult:

@@ -12,6 +12,7 @@ import torch
 
 from subnet.config import RunConfig, config_bytes
 from subnet.frames import digest
+from subnet.lanes import lanes
 from subnet.model.init import initial_params
 from subnet.model.partition import num_elements
 from subnet.ports import Corpus
@@ -117,9 +118,12 @@ class _FirstRows:
 
 
 def reference_segments(config: RunConfig, corpus: Corpus, mode: NumericMode) -> list[Recording]:
-    """Segments of honest work by one miner for each stage, from fresh params on."""
+    """Segments of honest work by one miner for each stage, from fresh params on; stages that train apart are alike, and the
+    last, which computes with all others, stands for them.
+    """
     recorders = []
-    for index in range(config.training.num_stages):
+    *_, lane = lanes(config)
+    for index in lane:
         worker = StageWorker(config, StageIndex(index), mode)
         if neighbours := fresh_neighbours(config, StageIndex(index)):
             worker.load_neighbours(neighbours)

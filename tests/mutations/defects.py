@@ -66,6 +66,27 @@ DEFECTS = {
         "{place: value for place, (hotkey, value) in enumerate(scaled.items()) if value > 0}",
         "unit/test_weights_conform.py::test_keys_become_uids_and_the_largest_becomes_the_maximum",
     ),
+    "a download that failed passes for one that did not": Defect(
+        18,
+        "neurons.roles.sharing:Sharing.get",
+        "len(data) != ref.size_bytes or digest(data) != ref.digest",
+        "len(data) > ref.size_bytes",
+        "unit/test_roles_sharing.py::test_an_object_that_is_missing_or_not_the_announced_one_is_never_used",
+    ),
+    "any version of the protocol may join": Defect(
+        20,
+        "subnet.orchestration.membership:check_protocol",
+        "version != wire.PROTOCOL_VERSION",
+        "version < 0",
+        "unit/test_membership.py::test_who_may_not_join_is_told_the_rule",
+    ),
+    "forwards wait for ever for backwards that never come": Defect(
+        22,
+        "subnet.orchestration.work:drop_expired",
+        "lease.deadline_s <= turn.now_s",
+        "lease.deadline_s < 0.0",
+        "unit/test_work.py::test_work_after_its_lease_earns_nothing",
+    ),
     "a heavy stage earns as a light one": Defect(
         23,
         "subnet.orchestration.accounts:EpochAccount.contributions",
@@ -93,6 +114,13 @@ DEFECTS = {
         "scores[hotkey].score * scores[hotkey].trust for",
         "0.01 + scores[hotkey].score * scores[hotkey].trust for",
         "unit/test_incentives_weights.py::test_who_earned_nothing_is_left_out",
+    ),
+    "shards are merged by those who are registered": Defect(
+        26,
+        "subnet.orchestration.merge:_open_merge",
+        "miners = participants(turn, stage)",
+        "miners = [hotkey for hotkey in current.roster[stage] if hotkey in current.commits]",
+        "unit/test_merge_phase.py::test_who_did_nothing_commits_an_empty_chain_and_is_not_merged",
     ),
     "copies of a shard are not compared": Defect(
         27,

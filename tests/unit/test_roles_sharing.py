@@ -1,0 +1,144 @@
+"""A miner's transfers: what it asks of the desk, what it checks, and what it tells about uploads that it could not use."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from neurons.roles.books import Books
+from neurons.roles.desk import Desk
+from neurons.roles.sharing import Sharing
+from subnet import wire
+from subnet.adapters.auth import KeypairSigner
+from subnet.adapters.memory import InlineCompute, MemoryBlobs, MemoryBlobStore, MemoryDisk
+from subnet.adapters.system import SystemClock
+from subnet.errors import NotFound, ProtocolViolation
+from subnet.frames import digest
+from subnet.merging.schedule import shard_plans
+from subnet.merging.upload import chunk_digests, to_bytes
+from subnet.types import NO_DIGEST, BlobRef, Checkpoint, Epoch, Hotkey, StageIndex
+from tests.unit.orchestration import CONFIG, MINERS, Run
+
+ME, OTHER = MINERS[0], MINERS[1]
+ELEMENTS = 64
+CHUNK_BYTES = CONFIG.merge.chunk_bytes
+
+
+@dataclass
+class AtTheDesk:
+    """Control that asks the real desk for grants and keeps every other request."""
+
+    desk: Desk
+    told: list[wire.Request] = field(default_factory=list)
+    answer: wire.Response | None = None
+
+    async def call(self, request: wire.Request, *, timeout_s: float = 30.0) -> wire.Response:
+        if self.answer is not None:
+            return self.answer
+        match request:
+            case wire.RequestUpload():
+                return self.desk.grant_upload(ME, request)
+            case wire.RequestDownload():
+                return self.desk.grant_download(ME, request)
+            case _:
+                self.told.append(request)
+                return wire.Done()
+
+
+@pytest.fixture
+def store() -> MemoryBlobStore:
+    return MemoryBlobStore(SystemClock())
+
+
+@pytest.fixture
+def control(store: MemoryBlobStore) -> AtTheDesk:
+    run = Run()
+    run.begin(*MINERS)
+    signer = KeypairSigner.from_uri("//owner", deterministic=True)
+    return AtTheDesk(Desk(state=run.state, signer=signer, blobs=store, clock=SystemClock()))
+
+
+@pytest.fixture
+def sharing(control: AtTheDesk, store: MemoryBlobStore) -> Sharing:
+    return Sharing(config=CONFIG, control=control, blobs=MemoryBlobs(store), compute=InlineCompute(), hotkey=ME)
+
+
+async def test_an_object_comes_back_as_it_was_stored(sharing: Sharing) -> None:
+    ref = await sharing.put("upload", epoch=Epoch(0), name="whole", data=b"what was learned")
+    assert await sharing.get(ref) == b"what was learned"
+
+
+async def test_an_object_that_is_missing_or_not_the_announced_one_is_never_used(
+    sharing: Sharing, store: MemoryBlobStore
+) -> None:
+    """What cannot be had is reported as that; it is not replaced by what can (users.md 18)."""
+    ref = await sharing.put("upload", epoch=Epoch(0), name="whole", data=b"what was learned")
+    await store.put(ref.key, b"something other!")
+    with pytest.raises(ProtocolViolation, match="is not the one announced"):
+        await sharing.get(ref)
+    await store.put(ref.key, b"short")
+    with pytest.raises(ProtocolViolation, match="is not the one announced"):
+        await sharing.get(ref)
+    await store.delete(ref.key)
+    with pytest.raises(NotFound):
+        await sharing.get(ref)
+
+
+async def test_answers_that_do_not_fit_the_question_are_named(sharing: Sharing, control: AtTheDesk) -> None:
+    control.answer = wire.Done()
+    with pytest.raises(ProtocolViolation, match="asked for an upload grant, got Done"):
+        await sharing.put("upload", epoch=Epoch(0), name="whole", data=b"x")
+    control.answer = wire.DownloadGrant(urls=())
+    with pytest.raises(ProtocolViolation, match="one URL for each key"):
+        await sharing.urls([BlobRef(key="runs/r/x", digest=digest(b"x"), size_bytes=1)])
+
+
+async def merge_of(store: MemoryBlobStore, vectors: dict[Hotkey, bytes], *, spoilt: Hotkey | None) -> wire.MergePlan:
+    uploads = []
+    for hotkey, data in vectors.items():
+        ref = BlobRef(
+            key=f"runs/run-1/e0/upload/{hotkey}/whole-{digest(data)}", digest=digest(data), size_bytes=len(data)
+        )
+        await store.put(ref.key, data if hotkey != spoilt else data[::-1])
+        digests = chunk_digests(data, CHUNK_BYTES)
+        uploads.append(wire.Upload(hotkey=hotkey, num_batches=2, base_epoch=Epoch(0), ref=ref, chunk_digests=digests))
+    shards = shard_plans(
+        ELEMENTS, list(vectors), beacon="b", stage=StageIndex(0), epoch=Epoch(0), chunk_bytes=CHUNK_BYTES
+    )
+    return wire.MergePlan(
+        epoch=Epoch(0), stage=StageIndex(0), num_elements=ELEMENTS, uploads=tuple(uploads), shards=shards
+    )
+
+
+@pytest.mark.parametrize(("spoilt", "left_out"), [(None, ()), (OTHER, (OTHER,))])
+async def test_a_reducer_says_whose_upload_is_not_what_was_committed(
+    sharing: Sharing,
+    control: AtTheDesk,
+    store: MemoryBlobStore,
+    spoilt: Hotkey | None,
+    left_out: tuple[Hotkey, ...],
+) -> None:
+    vectors = {hotkey: to_bytes(np.full(ELEMENTS, value, np.float32)) for hotkey, value in ((ME, 1.0), (OTHER, -1.0))}
+    await sharing.reduce(await merge_of(store, vectors, spoilt=spoilt))
+    (report,) = control.told
+    assert isinstance(report, wire.ReportReduced)
+    assert report.left_out == left_out
+    merged = np.frombuffer(await sharing.get(report.shards[0].ref), np.float32)
+    assert set(merged.tolist()) == ({0.0} if spoilt is None else {1.0})
+
+
+async def test_a_segment_that_is_not_on_disk_any_more_cannot_be_presented(sharing: Sharing, control: AtTheDesk) -> None:
+    books = Books(run_id="run-1", hotkey=ME, stage=StageIndex(0), disk=MemoryDisk())
+    end = Checkpoint(digest=NO_DIGEST, num_steps=0, num_receipts=0, head=NO_DIGEST)
+    challenge = wire.Challenge(
+        epoch=Epoch(0),
+        hotkey=ME,
+        stage=StageIndex(0),
+        segment=3,
+        start_checkpoint=end,
+        end_checkpoint=end,
+        deadline_s=1.0,
+    )
+    with pytest.raises(NotFound, match="segment 3 of epoch 0 is not on disk any more"):
+        await sharing.answer(challenge, books)
+    assert not control.told

@@ -54,7 +54,14 @@ def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window
     ]
     stages = _stages(losses)
     sizes = (*map(len, stages), BLOCKS_PER_EPOCH * len(window))
-    attribution = attribute(lambda: _timed(losses, stages, blocks), sizes, num_stages=len(stages))
+    epoch_of_block = [block // BLOCKS_PER_EPOCH for block in range(sizes[-1])]
+    attribution = attribute(
+        lambda: _timed(losses, stages, blocks),
+        sizes,
+        num_stages=len(stages),
+        epoch_of_block=epoch_of_block,
+        usual_wander=config.wander,
+    )
     return Window(epochs=tuple(account.epoch for account in found), stages=stages, attribution=attribution)
 
 

@@ -233,6 +233,12 @@ class RequestDownload(Message, frozen=True):
     keys: tuple[str, ...]
 
 
+class GetPeers(Message, frozen=True):
+    """Who works in a stage in the running epoch, and where. Answer: StagePeers."""
+
+    stage: StageIndex
+
+
 class GetMergePlan(Message, frozen=True):
     """The merge of the caller's stage. Answer: MergePlan."""
 
@@ -244,9 +250,9 @@ Request = (
     | LeaseSamples | Reroute | PostReceipts
     | CommitEpoch | UploadDone | ReportReduced | ReportOuter | SnapshotDone
     | AnswerChallenge | PostNoise | PostVerdict | PostFlags | PostEvaluation | PostScores
-    | Poll | RequestUpload | RequestDownload | GetMergePlan
+    | Poll | RequestUpload | RequestDownload | GetPeers | GetMergePlan
 )  # fmt: skip
-READS = (Poll, RequestUpload, RequestDownload, GetMergePlan)
+READS = (Poll, RequestUpload, RequestDownload, GetPeers, GetMergePlan)
 
 
 # ---- responses -----------------------------------------------------------------------------------------------------
@@ -333,8 +339,13 @@ class StagePeer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Who can be reached where, for delivering frames."""
 
     hotkey: Hotkey
-    stage: StageIndex
     endpoint: Endpoint
+
+
+class StagePeers(Message, frozen=True):
+    """The live miners of one stage's roster, in its order."""
+
+    peers: tuple[StagePeer, ...]
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -378,7 +389,6 @@ class Directive(Message, frozen=True):
     stage: StageIndex | None = None
     is_in_roster: bool = False
     """Whether the caller works in this epoch; else it loads the snapshot and waits for the next."""
-    peers: tuple[StagePeer, ...] = ()
     snapshot: BlobRef | None = None
     snapshots: tuple[BlobRef, ...] = ()
     is_settled: bool = True
@@ -402,7 +412,19 @@ class ErrorBody(Message, frozen=True):
     reason: str
 
 
-Response = Done | Joined | Resumed | Leases | Ack | UploadGrant | DownloadGrant | MergePlan | Directive | ErrorBody
+Response = (
+    Done
+    | Joined
+    | Resumed
+    | Leases
+    | Ack
+    | UploadGrant
+    | DownloadGrant
+    | StagePeers
+    | MergePlan
+    | Directive
+    | ErrorBody
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

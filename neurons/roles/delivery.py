@@ -10,12 +10,13 @@ from subnet import wire
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
 from subnet.ports import Clock, Control, Peers
-from subnet.types import Direction, Endpoint, Hotkey, Lease
+from subnet.types import Direction, Endpoint, Hotkey, Lease, StageIndex
 
 log = logging.getLogger("strata.delivery")
 
 TRIES = 2
 BACKOFF_S = 0.1
+LOOK_UP_S = 5.0
 
 LeaseHandler = Callable[[Lease], None]
 
@@ -32,10 +33,8 @@ class Delivery:
         self._clock = clock
         self._group = group
         self._endpoints: dict[Hotkey, Endpoint] = {}
-
-    def update(self, peers: tuple[wire.StagePeer, ...]) -> None:
-        """Who can be reached where now."""
-        self._endpoints = {peer.hotkey: peer.endpoint for peer in peers}
+        """Where peers were when last asked for; who could not be reached there is asked for again."""
+        self._asking = asyncio.Lock()
 
     def start(self, frame: Frame, *, on_lost: LeaseHandler, on_rerouted: LeaseHandler) -> None:
         """Deliver in the background. `on_lost` hears of a forward that found no receiver."""
@@ -65,24 +64,31 @@ class Delivery:
         failures = 0
         while self._clock.now() < lease.deadline_s:
             try:
-                await self._peers.send(receiver, self._endpoint(receiver), frame)
+                await self._peers.send(receiver, await self._endpoint(receiver, frame.header.stage), frame)
                 return None
             except Backpressure:
                 await self._clock.sleep(BACKOFF_S)
             except (Refused, ProtocolViolation) as error:
                 return str(error)
             except (TransientFailure, NotFound) as error:
+                self._endpoints.pop(receiver, None)
                 failures += 1
                 if failures >= TRIES:
                     return str(error)
                 await self._clock.sleep(BACKOFF_S)
         return "its lease ran out"
 
-    def _endpoint(self, receiver: Hotkey) -> Endpoint:
-        endpoint = self._endpoints.get(receiver)
-        if endpoint is None:
+    async def _endpoint(self, receiver: Hotkey, stage: StageIndex) -> Endpoint:
+        """Where a miner is now. Raises NotFound for one that is not live, Refused, TransientFailure, ProtocolViolation."""
+        async with self._asking:  # whoever waits here finds what the first one was told
+            if receiver not in self._endpoints:
+                answer = await self._control.call(wire.GetPeers(stage=stage), timeout_s=LOOK_UP_S)
+                if not isinstance(answer, wire.StagePeers):
+                    raise ProtocolViolation("the orchestrator did not say who works in a stage")
+                self._endpoints |= {peer.hotkey: peer.endpoint for peer in answer.peers}
+        if receiver not in self._endpoints:
             raise NotFound(f"{receiver} is not live")
-        return endpoint
+        return self._endpoints[receiver]
 
     async def _reroute(self, frame: Frame) -> Frame | None:
         """The frame under a new lease, or None. A gradient goes back where its activation came from, or nowhere."""

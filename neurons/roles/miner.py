@@ -187,8 +187,6 @@ class Miner:
 
     async def _take(self, directive: wire.Directive) -> None:
         self.directive = directive
-        if self._delivery is not None:
-            self._delivery.update(directive.peers)
         if directive.stage is not None:
             self._hold(directive.stage)
         self._changed.set()
@@ -223,10 +221,10 @@ class Miner:
                 await changed.wait()
         except TimeoutError:
             return
-        """Everything between two published epochs; each part looks at the directive, so it can be entered anywhere."""
-        epoch = directive.epoch
 
     async def _epoch(self, directive: wire.Directive, stage: HeldStage) -> None:
+        """Everything between two published epochs; each part looks at the directive, so it can be entered anywhere."""
+        epoch = directive.epoch
         if directive.phase in (Phase.CLOSING, Phase.FINISHED):
             await self._leave_epoch_or_change(epoch)
             return

@@ -163,6 +163,8 @@ class Orchestrator:
                 return self._desk.grant_upload(sender, request)
             case wire.RequestDownload():
                 return self._desk.grant_download(sender, request)
+            case wire.GetPeers():
+                return views.stage_peers(self.state, sender, request)
             case wire.GetMergePlan():
                 return views.merge_plan(self.state, sender, request)
             case _:

@@ -73,8 +73,9 @@ def ready(config: RunConfig, stage: int) -> wire.Ready:
 
 @dataclass(slots=True)
 class Chain:
-    """One miner's receipts of the epoch, and how far they are posted."""
+    """One miner's receipts of an epoch, and how far they are posted."""
 
+    epoch: Epoch
     head: Digest
     receipts: list[Receipt] = field(default_factory=list)
     num_posted: int = 0
@@ -90,7 +91,7 @@ class Chain:
         if not part:
             return None
         self.head = receipts.extend(self.head, part)
-        request = wire.PostReceipts(epoch=EPOCH, num_before=self.num_posted, receipts=part, head=self.head)
+        request = wire.PostReceipts(epoch=self.epoch, num_before=self.num_posted, receipts=part, head=self.head)
         self.num_posted += len(part)
         return request
 
@@ -100,10 +101,10 @@ def chains(leases: Sequence[Lease]) -> dict[Hotkey, Chain]:
     found: dict[Hotkey, Chain] = {}
     for lease in leases:
         last = len(lease.hops) - 1
-        cuts = [digest(f"{lease.sample} down {cut}".encode()) for cut in range(last + 2)]
-        ups = [digest(f"{lease.sample} up {cut}".encode()) for cut in range(last + 1)]
+        cuts = [digest(f"{lease.epoch} {lease.sample} down {cut}".encode()) for cut in range(last + 2)]
+        ups = [digest(f"{lease.epoch} {lease.sample} up {cut}".encode()) for cut in range(last + 1)]
         for stage, hotkey in enumerate(lease.hops):
-            chain = found.setdefault(hotkey, Chain(receipts.first_head(RUN, EPOCH, hotkey)))
+            chain = found.setdefault(hotkey, Chain(lease.epoch, receipts.first_head(RUN, lease.epoch, hotkey)))
             loss = 1.0 + int(lease.sample) % 97 / 100 if stage == last else None
             chain.receipts.append(_receipt(lease, stage, Direction.FORWARD, cuts[stage], cuts[stage + 1], loss))
             given = cuts[last + 1] if stage == last else ups[stage]
@@ -117,7 +118,7 @@ def _receipt(
 ) -> Receipt:
     return Receipt(
         run_id=RUN,
-        epoch=EPOCH,
+        epoch=lease.epoch,
         sample=lease.sample,
         branch=0,
         stage=StageIndex(stage),

@@ -35,8 +35,7 @@ def audited_shards(
     return tuple(
         plan.shard
         for plan in plans
-        if plan.start < plan.stop
-        and draws.uniform(beacon, "shard audit", int(epoch), int(stage), plan.shard) < fraction
+        if draws.uniform(beacon, "shard audit", int(epoch), int(stage), plan.shard) < fraction
     )
 
 

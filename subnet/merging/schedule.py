@@ -30,8 +30,8 @@ def shard_plans(
 ) -> tuple[wire.ShardPlan, ...]:
     """One shard for each pair of `miners`, in order of position; together they tile [0, num_elements).
 
-    Edges fall on chunk edges and sizes differ by at most one chunk, so with fewer chunks than pairs some shards are empty
-    (start == stop). A lone miner reduces one shard alone. The result does not depend on the order of `miners`. Raises
+    Edges fall on chunk edges and sizes differ by at most one chunk; with fewer chunks than pairs as many drawn pairs get one
+    each. A lone miner reduces one shard alone. The result does not depend on the order of `miners`. Raises
     ValueError when there is nothing to merge or a miner is named twice.
     """
     names = sorted(miners)
@@ -40,7 +40,7 @@ def shard_plans(
     if len(set(names)) < len(names):
         raise ValueError("a miner is named twice in one merge")
     pairs: list[tuple[Hotkey, ...]] = [*combinations(names, 2)] or [(names[0],)]
-    pairs = draws.shuffled(pairs, beacon, "shards", int(epoch), int(stage))
+    pairs = draws.chosen(pairs, num_chunks(num_elements, chunk_bytes), beacon, "shards", int(epoch), int(stage))
     edges = _edges(num_elements, len(pairs), chunk_bytes)
     return tuple(
         wire.ShardPlan(shard=shard, start=edges[shard], stop=edges[shard + 1], reducers=pair)

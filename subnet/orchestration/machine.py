@@ -46,10 +46,15 @@ EPOCHS_KEPT = 3
 """Published epochs whose objects stay in the store (trust.md 6)."""
 
 
+_QUIET = (wire.LeaseSamples, wire.PostReceipts, wire.Reroute)
+"""Most of all requests, and none that ends a phase; the receipt that completes a miner's epoch says so itself."""
+
+
 def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
     """Apply one event. Deterministic: same state and event, same changes and effects. Never raises on a peer's account."""
     turn = Turn(state=state, config=config, now_s=max(event.at_s, state.now_s))
     away_s, state.now_s = turn.now_s - state.now_s, turn.now_s
+    turn.may_advance = not _is_quiet(event)
     match event:
         case Requested():
             _requested(turn, event)
@@ -73,6 +78,10 @@ def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
             assert_never(event)
     _advance(turn)
     return turn.effects
+
+
+def _is_quiet(event: AnyEvent) -> bool:
+    return isinstance(event, Requested) and isinstance(event.request, _QUIET)
 
 
 def next_tick_s(state: State, config: RunConfig) -> float:
@@ -210,7 +219,8 @@ def _forgive(turn: Turn, away_s: float) -> None:
 
 def _advance(turn: Turn) -> None:
     """Leave the phase when what it waits for is complete, or its deadline has passed."""
-    _LEAVING[turn.state.phase](turn)
+    if turn.may_advance or _is_late(turn):
+        _LEAVING[turn.state.phase](turn)
 
 
 def _leave_training(turn: Turn) -> None:
@@ -228,11 +238,13 @@ def _leave_uploading(turn: Turn) -> None:
     if _uploads_are_in(turn):
         _enter(turn, Phase.MERGING, turn.config.deadlines.merging_s)
         merge.open_merges(turn, late.take(turn))
+        merge.hurry_merges(turn, is_late=False)
         _maybe_publish(turn)
 
 
 def _leave_merging(turn: Turn) -> None:
-    merge.hurry_merges(turn, is_late=False)
+    if turn.has_lost_miners:
+        merge.hurry_merges(turn, is_late=False)
     _maybe_publish(turn)
 
 
@@ -258,21 +270,28 @@ def _is_late(turn: Turn) -> bool:
 
 def _maybe_start_epoch(turn: Turn) -> None:
     """With every ready miner of every lane, or, when it is late, with those lanes that can work at all."""
-    state, training = turn.state, turn.config.training
+    state, current = turn.state, turn.state.current
+    is_complete = _is_everybody_ready(turn)
+    if not is_complete and not _is_late(turn):
+        return
     ready = [
-        [hotkey for hotkey in state.live_members(stage) if state.members[hotkey].ready_epoch == state.epoch]
-        for stage in range(training.num_stages)
+        tuple(hotkey for hotkey in state.live_members(stage) if state.members[hotkey].ready_epoch == state.epoch)
+        for stage in range(turn.config.training.num_stages)
     ]
     can_work = [all(ready[stage] for stage in lane) for lane in lanes(turn.config)]
-    if state.phase is Phase.GATHERING:
-        is_complete = sum(map(len, ready)) >= training.min_miners
-    else:
-        is_complete = all(len(ready[stage]) == len(state.live_members(stage)) for stage in range(training.num_stages))
-    if (is_complete and all(can_work)) or (_is_late(turn) and any(can_work)):
-        current = state.current
-        current.roster = tuple(tuple(stage) for stage in ready)
+    if all(can_work) or (_is_late(turn) and any(can_work)):
+        current.roster = tuple(ready)
         turn.record(EpochStarted(epoch=current.epoch, beacon=current.beacon, roster=current.roster))
         _enter(turn, Phase.TRAINING, turn.config.deadlines.training_s)
+
+
+def _is_everybody_ready(turn: Turn) -> bool:
+    """Every live miner holds the epoch's params; before the first epoch it is enough that as many do as the run waits for."""
+    state = turn.state
+    live = (member for member in state.members.values() if member.is_live and member.banned_until < state.epoch)
+    if state.phase is Phase.GATHERING:
+        return sum(member.ready_epoch == state.epoch for member in live) >= turn.config.training.min_miners
+    return all(member.ready_epoch == state.epoch for member in live)
 
 
 def _training_is_over(turn: Turn) -> bool:
@@ -300,8 +319,11 @@ def _commits_are_in(turn: Turn) -> bool:
     state, current = turn.state, turn.state.current
     if _is_late(turn):
         return True
-    live = [hotkey for stage in range(len(current.roster)) for hotkey in state.live_roster(stage)]
-    return all(hotkey in current.commits for hotkey in live)
+    return all(
+        hotkey in current.commits or not state.is_at_work(hotkey, stage)
+        for stage, miners in enumerate(current.roster)
+        for hotkey in miners
+    )
 
 
 def _root_included(turn: Turn, event: RootIncluded) -> None:
@@ -330,8 +352,7 @@ def _block_seen(turn: Turn, event: BlockSeen) -> None:
 
 def _uploads_are_in(turn: Turn) -> bool:
     current = turn.state.current
-    waiting = [hotkey for hotkey in current.commits if hotkey not in current.uploaded]
-    return _is_late(turn) or not waiting
+    return _is_late(turn) or all(hotkey in current.uploaded for hotkey in current.commits)
 
 
 def _maybe_publish(turn: Turn) -> None:

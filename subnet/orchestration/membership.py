@@ -13,8 +13,10 @@ WAITING = (Phase.GATHERING, Phase.PUBLISHED)
 
 def emptiest_stage(turn: Turn) -> StageIndex:
     """Where the next joiner goes: the stage with the fewest live miners, the later one on a tie (it works hardest)."""
-    num_stages = turn.config.training.num_stages
-    return StageIndex(min(range(num_stages), key=lambda stage: (len(turn.state.live_members(stage)), -stage)))
+    epoch, num_live = turn.state.epoch, [0] * turn.config.training.num_stages
+    for member in turn.state.members.values():
+        num_live[member.stage] += member.is_live and member.banned_until < epoch
+    return StageIndex(min(range(len(num_live)), key=lambda stage: (num_live[stage], -stage)))
 
 
 def join(turn: Turn, sender: Hotkey, request: wire.Join) -> wire.Response:
@@ -119,6 +121,7 @@ def leave(turn: Turn, sender: Hotkey, request: wire.Leave) -> wire.Response:
     if request.session == member.session:
         member.is_live = False
         member.ready_epoch = -1
+        turn.has_lost_miners = True
         turn.ask(Wake())
     return wire.Done()
 
@@ -131,6 +134,7 @@ def heard_from(turn: Turn, event: HeardFrom) -> None:
     member = state.members.get(event.hotkey)
     if member is not None and member.is_live != event.is_live:
         member.is_live = event.is_live
+        turn.has_lost_miners = not event.is_live
         turn.ask(Wake())
 
 
@@ -141,6 +145,7 @@ def chain_seen(turn: Turn, event: ChainSeen) -> None:
     for hotkey in sorted(state.members):
         if registered.get(hotkey) != state.registered.get(hotkey):
             state.members[hotkey].is_live = False
+            turn.has_lost_miners = True
     state.registered = registered
     state.permits = event.permits
     turn.ask(Wake())

@@ -225,11 +225,10 @@ def snapshot_uploaders(hotkeys: Sequence[Hotkey], *, beacon: str, stage: StageIn
 def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> wire.Response:
     """A reducer's copies. Equal pairs are accepted, unequal ones go to the referee at once."""
     merge, plan = _merge_of(turn, sender, request.epoch)
-    by_shard = {shard.shard: shard for shard in plan.shards}
     if not set(request.left_out) <= {upload.hotkey for upload in plan.uploads}:
         raise Refused("shard", "an upload was left out that is no part of this merge")
     for copy in request.shards:
-        shard = by_shard.get(copy.shard)
+        shard = plan.shards[copy.shard] if 0 <= copy.shard < len(plan.shards) else None
         if shard is None or sender not in shard.reducers:
             raise Refused("shard", f"shard {copy.shard} is not the sender's to reduce")
         if copy.ref.size_bytes != (shard.stop - shard.start) * 4:
@@ -239,7 +238,7 @@ def report_reduced(turn: Turn, sender: Hotkey, request: wire.ReportReduced) -> w
         turn.keep(request.epoch, copy.ref)
         if request.left_out:
             merge.doubted[copy.shard] = None
-        _compare(turn, merge, by_shard[copy.shard])
+        _compare(turn, merge, plan.shards[copy.shard])
     return wire.Done()
 
 

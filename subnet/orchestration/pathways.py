@@ -6,12 +6,19 @@ among the samples of its lane.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from subnet import draws
 from subnet.types import Epoch, Hotkey, SampleId, StageIndex
 
 Roster = Sequence[Sequence[Hotkey]]
 """Miners of each stage of the run."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _drawn(miners: tuple[Hotkey, ...], beacon: str, epoch: Epoch, stage: int, cycle: int) -> tuple[Hotkey, ...]:
+    """A fresh permutation; kept, for a round is asked for once by every sample in it."""
+    return tuple(draws.shuffled(miners, beacon, "pathway", epoch, stage, cycle))
 
 
 def _round(roster: Roster, lane: range, *, beacon: str, epoch: Epoch, stage: int, cycle: int) -> Sequence[Hotkey]:
@@ -22,7 +29,7 @@ def _round(roster: Roster, lane: range, *, beacon: str, epoch: Epoch, stage: int
     """
     if len(lane) == 1:
         return roster[stage]
-    return draws.shuffled(roster[stage], beacon, "pathway", epoch, stage, cycle)
+    return _drawn(tuple(roster[stage]), beacon, epoch, stage, cycle)
 
 
 def pathway(roster: Roster, lane: range, *, beacon: str, epoch: Epoch, turn: int) -> tuple[Hotkey, ...]:

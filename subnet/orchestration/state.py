@@ -237,12 +237,12 @@ class State:
 
     def live_roster(self, stage: int) -> list[Hotkey]:
         """Miners of the epoch's roster of a stage that are live there and not banned, in the roster's order."""
-        members = (self.members[hotkey] for hotkey in self.current.roster[stage])
-        return [
-            member.hotkey
-            for member in members
-            if member.stage == stage and member.is_live and member.banned_until < self.epoch
-        ]
+        return [hotkey for hotkey in self.current.roster[stage] if self.is_at_work(hotkey, stage)]
+
+    def is_at_work(self, hotkey: Hotkey, stage: int) -> bool:
+        """Whether a miner of the roster is live in this stage and not banned."""
+        member = self.members[hotkey]
+        return member.stage == stage and member.is_live and member.banned_until < self.epoch
 
     def live_members(self, stage: int) -> list[Hotkey]:
         """Live miners of a stage that are not banned, sorted."""
@@ -261,6 +261,10 @@ class Turn:
     config: RunConfig
     now_s: float
     effects: list[AnyEffect] = field(default_factory=list)
+    may_advance: bool = True
+    """Whether what the phase waits for can have come about in this turn."""
+    has_lost_miners: bool = False
+    """Whether a miner ceased to be live in this turn: who waits for it need not."""
 
     def record(self, fact: AnyFact) -> None:
         """Put a fact on the public record."""

@@ -33,18 +33,8 @@ def _common(state: State) -> wire.Directive:
         epoch=state.epoch,
         phase=state.phase,
         phase_deadline_s=state.phase_deadline_s,
-        peers=_peers(state),
         sealed_segments=state.ledger.num_segments,
         is_settled=not state.current.open_samples,
-    )
-
-
-def _peers(state: State) -> tuple[wire.StagePeer, ...]:
-    return tuple(
-        wire.StagePeer(hotkey=hotkey, stage=state.members[hotkey].stage, endpoint=state.members[hotkey].endpoint)
-        for stage in state.current.roster
-        for hotkey in stage
-        if state.members[hotkey].is_live
     )
 
 
@@ -97,6 +87,21 @@ def _for_validator(state: State, hotkey: Hotkey) -> wire.Directive:
         snapshots=state.evaluations[evaluate].snapshots if evaluate is not None else (),
         challenges=challenges,
         evaluate_epoch=evaluate,
+    )
+
+
+def stage_peers(state: State, hotkey: Hotkey, request: wire.GetPeers) -> wire.StagePeers:
+    """Where the miners of a stage are. Not part of a directive: it would be most of it, and few ever need it anew.
+
+    Raises Refused.
+    """
+    if hotkey not in state.members:
+        raise Refused("not-joined", "join first: this orchestrator does not know your key")
+    if not 0 <= request.stage < len(state.current.roster):
+        raise Refused("stage", f"epoch {state.epoch} has no stage {request.stage} at work")
+    live = (state.members[found] for found in state.live_roster(request.stage))
+    return wire.StagePeers(
+        peers=tuple(wire.StagePeer(hotkey=member.hotkey, endpoint=member.endpoint) for member in live)
     )
 
 

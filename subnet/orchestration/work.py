@@ -61,18 +61,19 @@ def _next_lease(turn: Turn, sender: Hotkey, lane: range) -> Lease | None:
     hops = list(pathways.pathway(current.roster, lane, beacon=current.beacon, epoch=current.epoch, turn=place))
     sample = lanes(turn.config).sample(lane, place)
     for hop, stage in enumerate(lane[1:], start=1):
+        if turn.state.is_at_work(hops[hop], stage):
+            continue
         candidates = turn.state.live_roster(stage)
         if not candidates:
             return None
-        if hops[hop] not in candidates:
-            hops[hop] = pathways.substitute(
-                candidates,
-                beacon=current.beacon,
-                epoch=current.epoch,
-                sample=sample,
-                stage=StageIndex(stage),
-                attempt=0,
-            )
+        hops[hop] = pathways.substitute(
+            candidates,
+            beacon=current.beacon,
+            epoch=current.epoch,
+            sample=sample,
+            stage=StageIndex(stage),
+            attempt=0,
+        )
     current.cursors[sender] = cycle + 1
     return _lease(turn, sample, attempt=0, hops=tuple(hops))
 
@@ -261,7 +262,10 @@ def _credit(turn: Turn, number: SampleId, hop: int) -> None:
     hotkey = sample.lease.hops[hop]
     stage = StageIndex(lanes(turn.config).of_sample(number)[hop])
     sample.credited[hop] = True
-    current.work[hotkey].credited[number] = None
+    credited = current.work[hotkey].credited
+    credited[number] = None
+    if len(credited) == turn.config.training.target_batches:
+        turn.may_advance = True
     turn.record(Credited(epoch=current.epoch, sample=number, stage=stage, hotkey=hotkey))
     if all(sample.credited):
         last = sample.forward[-1]

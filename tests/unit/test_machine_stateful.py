@@ -1,6 +1,7 @@
 """Any requests, in any order, from anybody: the machine never raises, its invariants hold, and its journal rebuilds it."""
 
 import contextlib
+import copy
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 from subnet import receipts, wire
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
+from subnet.lanes import lanes
 from subnet.orchestration import machine, views
 from subnet.orchestration.events import (
     Answer,
@@ -27,7 +29,6 @@ from subnet.orchestration.events import (
     decode_event,
     encode_event,
 )
-from subnet.lanes import lanes
 from subnet.orchestration.invariants import check_record, check_state
 from subnet.orchestration.ledger import Credited
 from subnet.orchestration.state import State
@@ -271,6 +272,14 @@ class AnyOrder(RuleBasedStateMachine):
     def state_and_record_hold(self) -> None:
         check_state(self.run.state)
         check_record(self.run.entries, lanes(self.run.config))
+
+    @invariant()
+    def nothing_was_left_that_another_look_would_find(self) -> None:
+        """A turn that does not look whether its phase can end relies on it: nothing that ended it was kept quiet."""
+        again = copy.deepcopy(self.run.state)
+        before = (again.phase, again.epoch, again.ledger.num_entries)
+        effects = machine.step(again, HeardFrom(at_s=again.now_s, hotkey=STRANGER, is_live=True), self.run.config)
+        assert (again.phase, again.epoch, again.ledger.num_entries, effects) == (*before, [])
 
     @invariant()
     def everybody_is_told_something(self) -> None:

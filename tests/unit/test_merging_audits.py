@@ -37,13 +37,6 @@ def test_each_shard_is_audited_with_the_given_probability() -> None:
     assert audited(1.0) == tuple(range(len(PLANS)))
 
 
-def test_empty_shards_are_not_audited() -> None:
-    plans = shard_plans(64, MINERS, beacon="b", stage=StageIndex(0), epoch=Epoch(1), chunk_bytes=256)
-    drawn = audited_shards(plans, 1.0, beacon="b", stage=StageIndex(0), epoch=Epoch(1))
-    assert len(plans) == 190
-    assert len(drawn) == 1
-
-
 def test_colluders_are_found_at_the_computed_rate() -> None:
     """Five colluders of twenty corrupt the ten shards they share; with 8 % audited that shows in 57 % of epochs."""
     corrupt = {plan.shard for plan in PLANS if set(plan.reducers) <= set(MINERS[:5])}

@@ -9,7 +9,7 @@ import pytest
 
 from neurons.roles.delivery import Delivery
 from subnet import frames, wire
-from subnet.errors import Backpressure, ProtocolViolation, Refused
+from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
 from subnet.sim.loop import EPOCH_S, VirtualClock, run
 from subnet.sim.network import Network, NetworkConfig, SimControl, SimPeers
@@ -32,6 +32,7 @@ class Outcome:
     rerouted: list[Lease] = field(default_factory=list)
     taken: list[tuple[Hotkey, str]] = field(default_factory=list)
     reroutes_asked: int = 0
+    look_ups: int = 0
     num_tries: int = 0
     num_delivered: int = 0
 
@@ -45,6 +46,8 @@ def deliver(
 ) -> Outcome:
     """Deliver one frame; each receiver answers with its exceptions in turn, then takes what comes."""
     found = Outcome()
+    here = Endpoint(host="h", port=1)
+    peers = wire.StagePeers(peers=tuple(wire.StagePeer(hotkey=name, endpoint=here) for name in answers))
 
     async def main() -> None:
         clock = VirtualClock()
@@ -61,6 +64,10 @@ def deliver(
             return take
 
         async def handle(sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
+            if isinstance(envelope.request, wire.GetPeers):
+                assert envelope.request.stage == 1
+                found.look_ups += 1
+                return peers
             found.reroutes_asked += 1
             answer = reroute()
             if isinstance(answer, Exception):
@@ -74,9 +81,6 @@ def deliver(
             delivery = Delivery(
                 peers=SimPeers(network, ME), control=SimControl(network, ME, clock), clock=clock, group=group
             )
-            here = Endpoint(host="h", port=1)
-            peers = [wire.StagePeer(hotkey=name, stage=StageIndex(1), endpoint=here) for name in answers]
-            delivery.update(tuple(peers))
             delivery.start(frame(direction, lease), on_lost=found.lost.append, on_rerouted=found.rerouted.append)
         found.num_delivered = delivery.num_delivered
         assert delivery.num_lost + delivery.num_delivered == 1
@@ -89,7 +93,14 @@ def deliver(
 def test_a_frame_arrives() -> None:
     found = deliver({NEXT: []})
     assert found.taken == [(NEXT, frame().pass_id)]
-    assert (found.lost, found.rerouted, found.num_delivered) == ([], [], 1)
+    assert (found.lost, found.rerouted, found.num_delivered, found.look_ups) == ([], [], 1, 1)
+
+
+def test_who_does_not_answer_is_looked_up_again_for_it_may_have_moved() -> None:
+    found = deliver({NEXT: [TransientFailure("reset")]})
+    assert (found.num_tries, found.num_delivered, found.look_ups) == (2, 1, 2)
+    full = deliver({NEXT: [Backpressure("full")] * 3})
+    assert (full.num_delivered, full.look_ups) == (1, 1)
 
 
 def test_a_full_buffer_is_waited_for_and_never_counts_as_a_failure() -> None:

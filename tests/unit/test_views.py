@@ -6,7 +6,7 @@ from subnet import wire
 from subnet.errors import Refused
 from subnet.orchestration import late, views
 from subnet.orchestration.events import HeardFrom
-from subnet.types import Epoch, Outcome, Phase
+from subnet.types import Epoch, Outcome, Phase, StageIndex
 from tests.unit.orchestration import MINERS, STRANGER, VALIDATORS, Run, created
 
 SIX = MINERS
@@ -37,13 +37,23 @@ def test_the_version_changes_when_something_else_does(run: Run) -> None:
     assert views.directive(run.state, SIX[0]).version != before.version
 
 
-def test_a_miner_sees_its_stage_its_peers_and_its_phase(run: Run) -> None:
-    run.feed(HeardFrom(at_s=0.0, hotkey=SIX[5], is_live=False))
+def test_a_miner_sees_its_stage_and_its_phase(run: Run) -> None:
     view = views.directive(run.state, SIX[0])
     assert (view.stage, view.is_in_roster, view.epoch, view.phase) == (2, True, 0, Phase.TRAINING)
     assert view.snapshot == run.state.snapshots[2]
-    assert {peer.hotkey for peer in view.peers} == set(SIX[:5])
     assert view.note == "" and view.is_settled
+
+
+def test_a_miner_hears_who_is_live_in_a_stage(run: Run) -> None:
+    run.feed(HeardFrom(at_s=0.0, hotkey=SIX[5], is_live=False))
+    found = [views.stage_peers(run.state, SIX[0], wire.GetPeers(stage=StageIndex(stage))) for stage in range(3)]
+    assert [{peer.hotkey for peer in one.peers} for one in found] == [
+        {hotkey for hotkey in SIX[:5] if run.stage_of(hotkey) == stage} for stage in range(3)
+    ]
+    for asker, stage, code in ((STRANGER, 0, "not-joined"), (SIX[0], 3, "stage"), (SIX[0], -1, "stage")):
+        with pytest.raises(Refused) as refused:
+            views.stage_peers(run.state, asker, wire.GetPeers(stage=StageIndex(stage)))
+        assert refused.value.code == code
 
 
 def test_notes_say_why_there_is_nothing_to_do(run: Run) -> None:

@@ -15,6 +15,10 @@ def export(
     epoch: Annotated[
         int | None, typer.Option("--epoch", metavar="N", help="What epoch N published; without it the newest.")
     ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", metavar="N", help="Only the lowest N stages, of a run whose stages predict apart."),
+    ] = None,
 ) -> None:
     """Write a run's model as a Hugging Face directory.
 
@@ -25,7 +29,7 @@ def export(
     Config, safetensors, tokenizer; every snapshot is checked against the record. A model with a bottleneck is a class of
     its own: AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True).
     """
-    enter("export", target, out, epoch)
+    enter("export", target, out, epoch, depth)
 
 
 def serve(  # noqa: PLR0913  # a flag each

@@ -55,7 +55,8 @@ def frequencies(model: ModelConfig, scaling: RopeScaling | None) -> Tensor:
     return (1 - smooth) * plain / scaling.factor + smooth * plain
 
 
-def _rotated(x_RHE: Tensor, rope: Rope) -> Tensor:
+def rotated(x_RHE: Tensor, rope: Rope) -> Tensor:
+    """Turned by the angles of each row's position, (R, E) each."""
     cos_RE, sin_RE = rope
     low, high = x_RHE.chunk(2, dim=-1)
     return x_RHE * cos_RE[:, None] + torch.cat((-high, low), dim=-1) * sin_RE[:, None]
@@ -72,8 +73,8 @@ def _tiles(start: int, stop: int) -> list[tuple[int, int, int]]:
     return tiles
 
 
-def _attend(query_RHE: Tensor, span: Span, layer: int, first: int) -> list[Tensor]:
-    """Attention of one sequence's rows over its cache: (rows of a tile, H * E) for each tile."""
+def attend(query_RHE: Tensor, span: Span, layer: int, first: int) -> list[Tensor]:
+    """Attention of one sequence's rows, from row `first` on, over its cache: (rows of a tile, H * E) for each tile."""
     parts = []
     num_heads, head_dim = query_RHE.shape[1:]
     for begin, end, num_keys in _tiles(span.start, span.start + len(span.ids)):
@@ -203,14 +204,14 @@ class StageRunner:
         attention: Attention = layer.self_attn
         normed = layer.input_layernorm(x_RD)
         heads = (normed.shape[0], -1, attention.head_dim)
-        query = _rotated(attention.q_proj(normed).view(heads), rope)
-        keys = _rotated(attention.k_proj(normed).view(heads), rope)
+        query = rotated(attention.q_proj(normed).view(heads), rope)
+        keys = rotated(attention.k_proj(normed).view(heads), rope)
         values = attention.v_proj(normed).view(heads)
         parts, first = [], 0
         for span in spans:
             rows = slice(first, first + len(span.ids))
             span.cache.write(slot, span.start, keys[rows].transpose(0, 1), values[rows].transpose(0, 1))
-            parts += _attend(query, span, slot, first)
+            parts += attend(query, span, slot, first)
             first = rows.stop
         joined = torch.cat(parts)
         joined = functional.pad(joined, (0, 0, 0, normed.shape[0] - joined.shape[0]))

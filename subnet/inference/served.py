@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from subnet.config import Bottleneck, ModelConfig, RunConfig, TrainingConfig
+from subnet.config import Bottleneck, ModelConfig, RunConfig, RunKind, TrainingConfig
 from subnet.errors import InvalidConfig
+from subnet.model.export import DENOISING_TYPE
 from subnet.model.partition import layers_of, param_shapes
 from subnet.types import Record, StageIndex
 
@@ -41,6 +42,11 @@ class ServedModel(Record, frozen=True):
     rope: RopeScaling | None = None
 
     @property
+    def is_denoising(self) -> bool:
+        """Whether its stages denoise embeddings of coming tokens (papers.md B2); they are served one on each host."""
+        return self.run.kind is RunKind.BLOCKTRAIN
+
+    @property
     def max_stages(self) -> int:
         """The most stages it can be served in."""
         return self.run.training.num_stages if self.has_cuts else self.run.model.num_layers
@@ -48,11 +54,15 @@ class ServedModel(Record, frozen=True):
     @property
     def wire_width(self) -> int:
         """Channels that cross from one stage to the next."""
+        if self.is_denoising:
+            return self.run.model.width
         return self.run.wire_shape[2]
 
     @property
     def wire_dtype(self) -> DType:
         """Codes cross in bfloat16 as in training; an uncut stream as it is computed."""
+        if self.is_denoising:
+            return "float32"
         if self.run.model.bottleneck is Bottleneck.NONE:
             return "float32" if self.has_cuts else self.dtype
         return "bfloat16"
@@ -61,6 +71,8 @@ class ServedModel(Record, frozen=True):
         """The run's shape, and the stages of it that serving stage `stage` of `num_stages` holds. Raises InvalidConfig."""
         if not 1 <= num_stages <= self.max_stages:
             raise InvalidConfig(f"this model is served in 1 to {self.max_stages} stages, got {num_stages}")
+        if self.is_denoising and num_stages != self.max_stages:
+            raise InvalidConfig(f"stages that denoise are served in exactly {self.max_stages} stages, got {num_stages}")
         if not 0 <= stage < num_stages:
             raise InvalidConfig(f"stage must be in [0, {num_stages}), got {stage}")
         if not self.has_cuts:
@@ -100,6 +112,8 @@ def read_config(data: bytes) -> ServedModel:
     except msgspec.DecodeError as error:
         raise InvalidConfig(f"config.json does not decode: {error}") from error
     kind = config.get("model_type")
+    if kind == DENOISING_TYPE:
+        return _denoising(config)
     if kind not in ("llama", "strata"):
         raise InvalidConfig(f"model_type must be llama or strata, config.json says {kind!r}")
     _refuse_unknown(config)
@@ -118,6 +132,15 @@ def read_config(data: bytes) -> ServedModel:
         is_tied=bool(config.get("tie_word_embeddings", False)),
         rope=_rope_scaling(config),
     )
+
+
+def _denoising(config: Mapping[str, Any]) -> ServedModel:
+    """Its shape is the run's own configuration, which the directory carries."""
+    try:
+        run = msgspec.convert(config.get("run_config"), RunConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"config.json: {error}") from error
+    return ServedModel(run=run, has_cuts=True, dtype="float32", max_positions=run.training.num_tokens)
 
 
 def _refuse_unknown(config: Mapping[str, Any]) -> None:

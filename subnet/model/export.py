@@ -1,42 +1,74 @@
 """A merged run as a directory that transformers loads: configuration, params, tokenizer (bytes in, names and bytes out).
 
-An uncut model is a plain LlamaForCausalLM. One with a bottleneck or anchors is a class of its own, whose source file
-(modeling_strata.py) goes into the directory. Params stay float32, so that logits are those of the run.
+An uncut model is a plain LlamaForCausalLM, and so are stages that were trained apart to predict: the layers of the lowest
+`depth` of them under the head of the topmost. A model with a bottleneck or anchors is a class of its own, whose source file
+(modeling_strata.py) goes into the directory. Stages that denoise are no model of transformers; `strata serve` reads them.
+Params stay float32, so that logits are those of the run.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import safetensors.torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from subnet.config import Bottleneck, RunConfig
+from subnet.config import Bottleneck, Objective, RunConfig, RunKind
 from subnet.errors import InvalidConfig
 from subnet.model.flat import unflatten
-from subnet.model.partition import ANCHOR_RANK, boundary_width, has_anchor, is_anchor_factored, param_shapes
+from subnet.model.partition import (
+    ANCHOR_RANK,
+    boundary_width,
+    has_anchor,
+    is_anchor_factored,
+    layers_of,
+    param_shapes,
+)
 from subnet.types import StageIndex
 
 CLASS_FILE = "modeling_strata.py"
+DENOISING_TYPE = "strata_denoising"
+"""`model_type` of stages that denoise."""
 SHARD_LIMIT_BYTES = 2 << 30
 NUM_BYTES = 256
 
 NamedBytes = tuple[str, bytes]
 
 
+def is_denoising(config: RunConfig) -> bool:
+    """Whether the stages denoise embeddings of coming tokens (papers.md B2)."""
+    return config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.DIFFUSION
+
+
 def is_plain_llama(config: RunConfig) -> bool:
     """Whether the stages in a row are Llama and nothing else."""
+    if config.kind is RunKind.BLOCKTRAIN:
+        return not is_denoising(config)
     model = config.model
     has_cuts = config.training.num_stages > 1
     return not has_cuts or (model.bottleneck is Bottleneck.NONE and not has_anchor(model))
 
 
-def model_config(config: RunConfig) -> dict[str, Any]:
+def stages_of(config: RunConfig, depth: int | None) -> list[StageIndex]:
+    """The stages that are exported: all, or the lowest `depth` that predict by themselves. Raises InvalidConfig."""
+    num_stages = config.training.num_stages
+    if depth is not None and (config.kind is not RunKind.BLOCKTRAIN or is_denoising(config)):
+        raise InvalidConfig("--depth is for stages that each predict by themselves; this run's do not")
+    if depth is not None and not 1 <= depth <= num_stages:
+        raise InvalidConfig(f"--depth must be in [1, {num_stages}], got {depth}")
+    return [StageIndex(stage) for stage in range(depth or num_stages)]
+
+
+def model_config(config: RunConfig, *, depth: int | None = None) -> dict[str, Any]:
     """What goes into config.json. `max_position_embeddings` is the longest context that was trained on."""
+    if is_denoising(config):
+        return {"model_type": DENOISING_TYPE, "run_config": msgspec.to_builtins(config)}
     model = config.model
+    num_layers = layers_of(config, stages_of(config, depth)[-1]).stop
     is_plain = is_plain_llama(config)
     name = "LlamaForCausalLM" if is_plain else "StrataForCausalLM"
     fields: dict[str, Any] = {
@@ -46,7 +78,7 @@ def model_config(config: RunConfig) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "hidden_size": model.width,
         "intermediate_size": model.ffn_width,
-        "num_hidden_layers": model.num_layers,
+        "num_hidden_layers": num_layers,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
         "head_dim": model.width // model.num_heads,
@@ -108,47 +140,72 @@ def tokenizer_files(config: RunConfig) -> list[NamedBytes]:
 
 
 def param_files(
-    config: RunConfig, stage_params: Sequence[npt.NDArray[np.float32]], *, shard_limit_bytes: int = SHARD_LIMIT_BYTES
+    config: RunConfig,
+    stage_params: Sequence[npt.NDArray[np.float32]],
+    *,
+    depth: int | None = None,
+    shard_limit_bytes: int = SHARD_LIMIT_BYTES,
 ) -> Iterator[NamedBytes]:
     """Safetensors files, and an index when there is more than one. Raises ProtocolViolation for params of another shape."""
-    groups = _grouped(config, stage_params, shard_limit_bytes)
+    groups = _grouped(config, stage_params, stages_of(config, depth), shard_limit_bytes)
     if len(groups) == 1:
         yield "model.safetensors", _saved(groups[0])
         return
     places: dict[str, str] = {}
+    total = 0
     for index, group in enumerate(groups, start=1):
         name = f"model-{index:05d}-of-{len(groups):05d}.safetensors"
         places |= dict.fromkeys(group, name)
+        total += sum(tensor.nbytes for tensor in group.values())
         yield name, _saved(group)
-    total = sum(4 * vector.size for vector in stage_params)
     index_file = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     yield "model.safetensors.index.json", _json(index_file)
 
 
 def _grouped(
-    config: RunConfig, stage_params: Sequence[npt.NDArray[np.float32]], limit_bytes: int
+    config: RunConfig,
+    stage_params: Sequence[npt.NDArray[np.float32]],
+    stages: Sequence[StageIndex],
+    limit_bytes: int,
 ) -> list[dict[str, Tensor]]:
+    """Params by file: as many as fit; stages that denoise have a file each."""
     groups: list[dict[str, Tensor]] = [{}]
     size = 0
-    for stage, vector in zip(range(config.training.num_stages), stage_params, strict=True):
-        for name, tensor in unflatten(vector, param_shapes(config, StageIndex(stage))).items():
+    for stage in stages:
+        if is_denoising(config) and groups[-1]:
+            groups.append({})
+            size = 0
+        for name, tensor in unflatten(stage_params[stage], param_shapes(config, stage)).items():
+            exported = _exported_name(config, name, is_top=stage == stages[-1])
+            if exported is None:
+                continue
             if groups[-1] and size + tensor.nbytes > limit_bytes:
                 groups.append({})
                 size = 0
-            groups[-1][name] = tensor
+            groups[-1][exported] = tensor
             size += tensor.nbytes
     return groups
+
+
+def _exported_name(config: RunConfig, name: str, *, is_top: bool) -> str | None:
+    """The param's name in the files; None for the heads of predicting stages below the topmost."""
+    if config.kind is not RunKind.BLOCKTRAIN or is_denoising(config):
+        return name
+    rest = name.split(".", 2)[2]  # blocks.STAGE.rest
+    if rest.startswith(("norm.", "lm_head.")) and not is_top:
+        return None
+    return rest if rest.startswith("lm_head.") else f"model.{rest}"
 
 
 def _saved(tensors: Mapping[str, Tensor]) -> bytes:
     return safetensors.torch.save(dict(tensors), metadata={"format": "pt"})
 
 
-def config_files(config: RunConfig, *, provenance: Mapping[str, Any]) -> list[NamedBytes]:
+def config_files(config: RunConfig, *, provenance: Mapping[str, Any], depth: int | None = None) -> list[NamedBytes]:
     """config.json, generation_config.json, and strata.json, which says what run and epoch this is."""
     generation = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "do_sample": False}
     return [
-        ("config.json", _json(model_config(config))),
+        ("config.json", _json(model_config(config, depth=depth))),
         ("generation_config.json", _json(generation)),
         ("strata.json", _json(dict(provenance))),
     ]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,7 +10,16 @@ from torch import Tensor
 
 from neurons.export import write_directory
 from neurons.published import Published
-from subnet.config import Bottleneck, ModelConfig, RunConfig, TrainingConfig
+from subnet.config import (
+    BlockTrainConfig,
+    Bottleneck,
+    DiffusionContext,
+    ModelConfig,
+    Objective,
+    RunConfig,
+    RunKind,
+    TrainingConfig,
+)
 from subnet.inference.decode import StageRunner
 from subnet.inference.served import ServedModel, read_config
 from subnet.model.flat import unflatten
@@ -70,3 +80,11 @@ def prompts(count: int, *, shortest: int = 3, longest: int = 90, vocab_size: int
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(shortest, longest, (count,), generator=generator).tolist()
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def blocktrain_config(objective: Objective, context: DiffusionContext = DiffusionContext.CONCAT) -> RunConfig:
+    """Three stages of two layers that train apart."""
+    config = run_config()
+    training = msgspec.structs.replace(config.training, num_tokens=64)
+    blocktrain = BlockTrainConfig(objective=objective, context=context)
+    return msgspec.structs.replace(config, kind=RunKind.BLOCKTRAIN, training=training, blocktrain=blocktrain)

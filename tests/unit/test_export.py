@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from neurons.export import write_directory
 from neurons.published import Published
-from subnet.config import Bottleneck, CorpusConfig, RunConfig
+from subnet.config import Bottleneck, CorpusConfig, Objective, RunConfig
 from subnet.errors import InvalidConfig
+from subnet.inference.sweep import PredictingStack
 from subnet.model import export
 from subnet.model.flat import unflatten
 from subnet.model.init import initial_params
@@ -26,6 +27,7 @@ from subnet.model.stage import build_stage
 from subnet.training.outer import encode_snapshot
 from subnet.types import Epoch, SampleId, StageIndex
 from tests.numerics.support import PatternCorpus, small_config
+from tests.unit.exported import blocktrain_config, moved_params
 
 ANCHORED = {
     **{str(design): small_config(design) for design in Bottleneck},
@@ -144,6 +146,33 @@ def test_where_it_came_from_stands_beside_it(tmp_path: Path) -> None:
     said = json.loads((place / "strata.json").read_text())
     assert (said["run_id"], said["epoch"]) == ("run", 3)
     assert msgspec.convert(said["run_config"], RunConfig) == config
+
+
+@pytest.mark.parametrize("depth", [None, 1, 2])
+def test_stages_that_predict_apart_are_a_plain_llama_at_any_depth(depth: int | None, tmp_path: Path) -> None:
+    config = blocktrain_config(Objective.GREEDY)
+    vectors = moved_params(config)
+    published = Published(run_id="run", config=config, corpus_digest="", epoch=Epoch(3), snapshots=())
+    snapshots = [encode_snapshot(vector, np.zeros_like(vector)) for vector in vectors]
+    write_directory(published, snapshots, tmp_path / "model", depth=depth)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        expected = list(PredictingStack(config, vectors).logits(ids))[(depth or 3) - 1]
+        assert torch.equal(model(ids).logits, expected)
+    assert isinstance(model, LlamaForCausalLM)
+
+
+def test_stages_that_denoise_have_a_file_each(tmp_path: Path) -> None:
+    config = blocktrain_config(Objective.DIFFUSION)
+    files = dict(export.param_files(config, moved_params(config)))
+    index = json.loads(files["model.safetensors.index.json"])["weight_map"]
+    assert len(files) == 4
+    assert len({index[name] for name in index if name.startswith("blocks.1.")}) == 1
+    with pytest.raises(InvalidConfig, match="predict by themselves"):
+        export.stages_of(config, 1)
+    with pytest.raises(InvalidConfig, match=r"--depth must be in \[1, 3\]"):
+        export.stages_of(blocktrain_config(Objective.GREEDY), 4)
 
 
 def test_an_unknown_tokenizer_is_refused() -> None:

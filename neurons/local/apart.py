@@ -1,10 +1,8 @@
 """What the report of a local subnet says of stages that train apart: rounds, and whether they can be repeated (papers.md B3)."""
 
-from collections.abc import Iterator
-
 from neurons.checks import Finding
 from neurons.local.children import RoundWork
-from neurons.local.evidence import Evidence, RoundRow, loss_rows
+from neurons.local.evidence import Evidence, RoundRow
 from subnet.config import RunKind
 from subnet.lanes import lanes
 from subnet.orchestration.accounts import EpochAccount
@@ -17,8 +15,13 @@ def is_apart(evidence: Evidence) -> bool:
 
 
 def disturbed(evidence: Evidence) -> list[str]:
-    """Processes whose doings the record does not tell whole: what they computed cannot be repeated from it."""
-    return [part.name for part in evidence.parts.values() if part.cheat or evidence.restarts.get(part.name)]
+    """Why the record does not tell the whole of what was computed, so that it cannot be repeated; empty where it does."""
+    accounts = evidence.history.record.accounts.published()
+    names = [part.name for part in evidence.parts.values() if part.cheat or evidence.restarts.get(part.name)]
+    reasons = [f"{', '.join(names)} cheated or was restarted"] if names else []
+    reasons += [f"samples of epoch {account.epoch} were dropped" for account in accounts if account.num_dropped]
+    reasons += [f"an update came late into epoch {account.epoch}" for account in accounts if account.merged_late]
+    return reasons
 
 
 def round_rows(evidence: Evidence) -> tuple[RoundRow, ...]:
@@ -48,26 +51,11 @@ def round_work(account: EpochAccount) -> RoundWork:
     )
 
 
-def apart_findings(evidence: Evidence) -> Iterator[Finding]:
-    """What is promised of such a run beside what is promised of any."""
-    yield _stages_add(evidence)
-    yield _can_be_repeated(evidence)
-
-
-def _stages_add(evidence: Evidence) -> Finding:
-    name = "all stages together tell held-out text better than the first alone"
-    rows = loss_rows(evidence)
-    if not rows:
-        return Finding(name=name, holds=False, detail="it was not measured")
-    last = rows[-1]
-    shown = f"{last.loss:.3f} against {last.loss_wires_zeroed:.3f}"
-    return Finding(name=name, holds=last.loss < last.loss_wires_zeroed, detail=shown)
-
-
-def _can_be_repeated(evidence: Evidence) -> Finding:
+def can_be_repeated(evidence: Evidence) -> Finding:
+    """That the processes published what one process does."""
     name = "one process that trains and averages the same samples publishes the same params, to the bit"
-    if names := disturbed(evidence):
-        return Finding(name=name, holds=None, detail=f"does not apply: {', '.join(names)} cheated or was restarted")
+    if reasons := disturbed(evidence):
+        return Finding(name=name, holds=None, detail=f"does not apply: {'; '.join(reasons)}")
     if not evidence.repeated:
         return Finding(name=name, holds=None, detail="it was not tried")
     differ = [
@@ -76,6 +64,8 @@ def _can_be_repeated(evidence: Evidence) -> Finding:
         for stage, same in enumerate(row.same)
         if not same
     ]
+    if len(evidence.repeated) < len(evidence.history.record.accounts.published()):
+        return Finding(name=name, holds=False, detail=f"it ended after {len(evidence.repeated)} rounds; see its log")
     count = sum(len(row.same) for row in evidence.repeated)
     detail = f"other bits: {', '.join(differ[:3])}" if differ else f"{count} snapshots"
     return Finding(name=name, holds=not differ, detail=detail)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from neurons import checks, limit_checks, trust_checks
 from neurons.checks import Finding, Verify
-from neurons.local.apart import apart_findings, is_apart
+from neurons.local.apart import can_be_repeated, is_apart
 from neurons.local.evidence import CheatRow, Evidence, cheat_rows, loss_rows, miner_rows, plane_bytes
 from neurons.local.traffic import expected_bytes
 from subnet.config import WIRE_COMPRESSION, Bottleneck
@@ -47,7 +47,7 @@ def _training_findings(evidence: Evidence) -> Iterator[Finding]:
     yield _loss_falls(evidence)
     yield _params_moved(evidence)
     if is_apart(evidence):
-        yield from apart_findings(evidence)
+        yield can_be_repeated(evidence)
     else:
         yield _wires_matter(evidence)
         yield _activation_bytes(evidence)

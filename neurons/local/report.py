@@ -68,7 +68,7 @@ def one_screen(report: Report, root: Path) -> RenderableType:
         *([_rounds(report.rounds)] if report.rounds else []),
         _miners(report.miners),
         _validators(report.validators),
-        _bytes(report.bytes_by_plane),
+        _bytes(report.bytes_by_plane, has_cuts=not report.rounds),
         *[_cheat(row) for row in report.cheats],
         findings_table(report.findings),
         _verdict(report),
@@ -145,10 +145,12 @@ def _validators(rows: Sequence[ValidatorRow]) -> Table:
     return table
 
 
-def _bytes(found: PlaneBytes) -> Text:
+def _bytes(found: PlaneBytes, *, has_cuts: bool) -> Text:
+    ratio = "" if found.worst_merge_ratio is None else f"; a miner's merge {found.worst_merge_ratio:.3f} of 4W + 2W/N"
+    if not has_cuts:
+        return Text(f"bytes   merges {found.merge_payload:,}{ratio}")
     sent = found.activation_payload + found.gradient_payload
     full = f" = 1/{found.full_width_fp32 / sent:.1f} of full width in fp32" if sent else ""
-    ratio = "" if found.worst_merge_ratio is None else f"; a miner's merge {found.worst_merge_ratio:.3f} of 4W + 2W/N"
     return Text(
         f"bytes   activations {found.activation_payload:,}  gradients {found.gradient_payload:,}{full}"
         f" (aim 1/{WIRE_COMPRESSION})  headers {found.frame_heads:,}  in {found.passes:,} passes\n"

@@ -65,7 +65,7 @@ def sharing(control: AtTheDesk, store: MemoryBlobStore) -> Sharing:
 
 async def test_an_object_comes_back_as_it_was_stored(sharing: Sharing) -> None:
     ref = await sharing.put("upload", epoch=Epoch(0), name="whole", data=b"what was learned")
-    assert await sharing.get(ref) == b"what was learned"
+    assert await sharing.get("snapshot", ref) == b"what was learned"
 
 
 async def test_an_object_that_is_missing_or_not_the_announced_one_is_never_used(
@@ -75,13 +75,13 @@ async def test_an_object_that_is_missing_or_not_the_announced_one_is_never_used(
     ref = await sharing.put("upload", epoch=Epoch(0), name="whole", data=b"what was learned")
     await store.put(ref.key, b"something other!")
     with pytest.raises(ProtocolViolation, match="is not the one announced"):
-        await sharing.get(ref)
+        await sharing.get("snapshot", ref)
     await store.put(ref.key, b"short")
     with pytest.raises(ProtocolViolation, match="is not the one announced"):
-        await sharing.get(ref)
+        await sharing.get("snapshot", ref)
     await store.delete(ref.key)
     with pytest.raises(NotFound):
-        await sharing.get(ref)
+        await sharing.get("snapshot", ref)
 
 
 async def test_answers_that_do_not_fit_the_question_are_named(sharing: Sharing, control: AtTheDesk) -> None:
@@ -123,7 +123,7 @@ async def test_a_reducer_says_whose_upload_is_not_what_was_committed(
     (report,) = control.told
     assert isinstance(report, wire.ReportReduced)
     assert report.left_out == left_out
-    merged = np.frombuffer(await sharing.get(report.shards[0].ref), np.float32)
+    merged = np.frombuffer(await sharing.get("shard", report.shards[0].ref), np.float32)
     assert set(merged.tolist()) == ({0.0} if spoilt is None else {1.0})
 
 

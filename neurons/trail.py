@@ -21,6 +21,7 @@ from subnet.orchestration.ledger import (
     OutputRepeated,
     ReducerConvicted,
     ShardAudited,
+    UpdateMergedLate,
     UploadAccepted,
     UploadCopied,
     UploadRejected,
@@ -29,7 +30,16 @@ from subnet.orchestration.ledger import (
 )
 from subnet.types import Epoch, Hotkey, LossFlag, Measures, SampleId, StageIndex
 
-_Finding = Flagged | OutputRepeated | UploadCopied | UploadRejected | MergeMissed | ShardAudited | ReducerConvicted
+_Finding = (
+    Flagged
+    | OutputRepeated
+    | UploadCopied
+    | UploadRejected
+    | UpdateMergedLate
+    | MergeMissed
+    | ShardAudited
+    | ReducerConvicted
+)
 """What is found about a miner beside the audits of its work."""
 
 
@@ -71,6 +81,8 @@ class EpochTrail:
     committed: Span = field(default_factory=Span)
     uploaded: Span = field(default_factory=Span)
     published: Span = field(default_factory=Span)
+    num_assigned: int = 0
+    """Miners of the roster in this one's stage."""
     notes: list[str] = field(default_factory=list)
     samples: dict[SampleId, None] = field(default_factory=dict)
 
@@ -119,11 +131,21 @@ class Trail:
     def _add_epoch(self, seq: int, fact: EpochStarted | EpochPublished) -> None:
         if isinstance(fact, EpochPublished):
             if fact.epoch in self.epochs:
-                self.epochs[fact.epoch].published.add(seq)
+                self._add_published(seq, fact, self.epochs[fact.epoch])
             return
         for stage, roster in enumerate(fact.roster):
             if self.hotkey in roster:
-                self.epoch(fact.epoch).stage = StageIndex(stage)
+                trail = self.epoch(fact.epoch)
+                trail.stage, trail.num_assigned = StageIndex(stage), len(roster)
+
+    def _add_published(self, seq: int, fact: EpochPublished, trail: EpochTrail) -> None:
+        trail.published.add(seq)
+        if trail.stage is not None and trail.stage < len(fact.participants):
+            taken = fact.participants[trail.stage]
+            is_in = "is in it" if self.hotkey in taken else "is not in it"
+            trail.notes.append(
+                f"merge      of {len(taken)} of {trail.num_assigned} miners of its stage; its update {is_in}{events(seq, seq)}"
+            )
 
     def _add_work(self, seq: int, fact: Leased | Credited | Voided) -> None:
         if isinstance(fact, Leased):
@@ -157,6 +179,9 @@ class Trail:
             case UploadRejected():
                 about, epoch = (fact.hotkey,), fact.epoch
                 text = f"upload     its part of shard {fact.shard} is not what was committed: left out, credit void"
+            case UpdateMergedLate():
+                about, epoch = (fact.hotkey,), fact.base_epoch
+                text = f"late       its update of this epoch is in the merge of epoch {fact.epoch}"
             case MergeMissed():
                 about, epoch = (fact.hotkey,), fact.epoch
                 text = "merge      its part was missing when half of the time was over: credit void"

@@ -21,6 +21,7 @@ from incentives.tails import (
     quantile,
     welch_freedom,
 )
+from incentives.wander import Wander
 from subnet.types import Hotkey, PathwayLoss, Record, StageIndex
 
 MIN_STRATA = 3
@@ -54,6 +55,7 @@ class Attribution:
     fit: Fit
     spread: Spread
     strata: "Strata"
+    wander: Wander
 
 
 class Strata:
@@ -91,17 +93,33 @@ class Strata:
 
 
 def attribute(
-    batches: Callable[[], Iterable[Batch]], sizes: Sequence[int], *, num_stages: int, num_covariates: int = 0
+    batches: Callable[[], Iterable[Batch]],
+    sizes: Sequence[int],
+    *,
+    num_stages: int,
+    num_covariates: int = 0,
+    epoch_of_block: Sequence[int] = (),
+    usual_wander: float = 0.0,
 ) -> Attribution:
-    """Fit and errors from samples that can be read twice; the first `num_stages` factors are the stages."""
+    """Fit and errors from samples that can be read twice; the first `num_stages` factors are the stages.
+
+    With `epoch_of_block` the next factor is blocks of time, and it says which epoch each lies in, from 0. Honest miners then
+    differ in every epoch, usually by `usual_wander` nats.
+    """
     moments = Moments(sizes, num_covariates)
     for batch in batches():
         moments.add(batch)
     fit = moments.fit()
-    spread, strata = Spread(fit), Strata(fit, num_stages)
+    spread, strata, wander = (
+        Spread(fit),
+        Strata(fit, num_stages),
+        Wander(sizes, num_stages, epoch_of_block, usual_wander),
+    )
     for batch in batches():
-        strata.add(batch, spread.add(batch))
-    return Attribution(fit=fit, spread=spread, strata=strata)
+        residuals_k = spread.add(batch)
+        strata.add(batch, residuals_k)
+        wander.add(batch, residuals_k)
+    return Attribution(fit=fit, spread=spread, strata=strata, wander=wander)
 
 
 def to_batches(
@@ -122,16 +140,22 @@ def to_batches(
 
 
 def stage_test(attribution: Attribution, stage: int) -> StageTest:
-    """Effects of one stage against the median of the others, with HC3 errors, z corrected for few samples."""
-    fit = attribution.fit
-    rows = fit.rows(stage)
-    counts_m = fit.counts_p[rows]
-    effects_m = np.where(counts_m > 0, fit.effects_p[rows], np.nan)
+    """Effects of one stage against the median of the others; errors by HC3 and by what honest miners wander between merges.
+
+    z is corrected for what either is estimated from (Welch and Satterthwaite).
+    """
+    fit, wander = attribution.fit, attribution.wander.of_stage(stage)
+    counts_m = fit.counts_p[fit.rows(stage)]
+    effects_m = np.where(counts_m > 0, fit.effects_p[fit.rows(stage)], np.nan)
     effects_m = effects_m - median_of_others(effects_m)
-    num_seen = int((counts_m > 0).sum())
-    # the contrast's variance is of a difference to a mean; a median of the others is a little less certain than that
-    errors_m = np.sqrt(attribution.spread.variances(stage) * (1.0 + median_extra(num_seen)))
+    # variances are of a difference to a mean; a median of the others is a little less certain than that
+    widening = 1.0 + median_extra(int((counts_m > 0).sum()))
+    noise_m = attribution.spread.variances(stage) * widening
+    spread_m = wander.spread_m * widening
+    errors_m = np.sqrt(noise_m + wander.variance * spread_m)
     freedom_m = welch_freedom(counts_m) * max(0.0, 1.0 - len(fit.counts_p) / fit.num_samples)
+    doubt_m = noise_m**2 / np.maximum(freedom_m, 1e-9) + wander.doubt * spread_m**2 / 2.0
+    freedom_m = np.divide(errors_m**4, doubt_m, out=np.zeros(len(counts_m)), where=doubt_m > 0.0)
     ratios_m = np.divide(effects_m, errors_m, out=np.full(len(counts_m), np.nan), where=errors_m > 0.0)
     z_m = np.array([normal_score(ratio, freedom) for ratio, freedom in zip(ratios_m, freedom_m, strict=True)])
     return StageTest(effects_m=effects_m, errors_m=errors_m, z_m=z_m)

@@ -15,7 +15,7 @@ from incentives.clasp import Batch, Floats, Ints
 _STICKINESS = 0.8
 """Chance that a sticky sample goes on to the usual next miner."""
 _HEAVY_FREEDOM = 4
-_TIME_BLOCKS = 16
+_TIME_BLOCKS, _BLOCKS_PER_EPOCH = 32, 4
 
 
 class Routing(enum.StrEnum):
@@ -44,11 +44,23 @@ class Scenario:
     """Nats by which the loss falls from the first to the last sample."""
     harm: Mapping[tuple[int, int], float] = field(default_factory=dict)
     framing: tuple[int, int, int, float] | None = None
+    wander: float = 0.0
+    """Deviation in nats of a miner's effect from one epoch to the next, between merges."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Factors of a drawn batch: the stages, and blocks of time when the loss has a trend."""
-        return (self.num_miners,) * self.num_stages + ((_TIME_BLOCKS,) if self.trend else ())
+        """Factors of a drawn batch: the stages, and blocks of time when anything changes with it."""
+        return (self.num_miners,) * self.num_stages + ((_TIME_BLOCKS,) if self.has_time else ())
+
+    @property
+    def has_time(self) -> bool:
+        """Whether a sample's time matters."""
+        return self.trend != 0.0 or self.wander != 0.0
+
+    @property
+    def epoch_of_block(self) -> tuple[int, ...]:
+        """Epoch of each block of time; none where time does not matter."""
+        return tuple(block // _BLOCKS_PER_EPOCH for block in range(_TIME_BLOCKS)) if self.has_time else ()
 
     def draw(self, num_samples: int, rng: np.random.Generator) -> Batch:
         """Samples of this network."""
@@ -61,10 +73,18 @@ class Scenario:
         if self.framing is not None:
             reporter, stage, victim, added = self.framing
             loss_k += added * ((members_kf[:, -1] == reporter) & (members_kf[:, stage] == victim))
-        if self.trend:
+        if self.has_time:
             times_k = np.arange(num_samples) * _TIME_BLOCKS // num_samples
+            loss_k += self._wandered(members_kf, times_k // _BLOCKS_PER_EPOCH, rng)
             members_kf = np.column_stack([members_kf, times_k])
         return Batch(members_kf=members_kf, loss_k=loss_k)
+
+    def _wandered(self, members_kf: Ints, epochs_k: Ints, rng: np.random.Generator) -> Floats:
+        """What each miner's params of the moment add."""
+        num_epochs = _TIME_BLOCKS // _BLOCKS_PER_EPOCH
+        effects_esm = self.wander * rng.standard_normal((num_epochs, self.num_stages, self.num_miners))
+        added_ks = effects_esm[epochs_k[:, None], np.arange(self.num_stages), members_kf]
+        return np.asarray(added_ks.sum(axis=1), dtype=np.float64)
 
     def _noise(self, num_samples: int, rng: np.random.Generator) -> Floats:
         """Unit variance; heavy tails by Student's t."""

@@ -20,7 +20,9 @@ def names(scenario: Scenario) -> list[list[Hotkey]]:
 
 
 def fitted_to(batch: Batch, scenario: Scenario) -> Attribution:
-    return attribute(lambda: [batch], scenario.sizes, num_stages=scenario.num_stages)
+    return attribute(
+        lambda: [batch], scenario.sizes, num_stages=scenario.num_stages, epoch_of_block=scenario.epoch_of_block
+    )
 
 
 def fitted(scenario: Scenario, num_samples: int, seed: int) -> Attribution:
@@ -56,8 +58,9 @@ def test_a_flag_says_how_much_and_how_sure() -> None:
         Scenario(num_stages=2, is_heavy_tailed=True, harm={(0, 1): 1.1}),
         Scenario(num_stages=2, trend=1.0, harm={(0, 1): 1.1}),
         Scenario(num_stages=3, routing=Routing.STICKY, trend=1.0, harm={(1, 1): 1.1}),
+        Scenario(num_stages=2, wander=0.05, harm={(0, 1): 1.1}),
     ],
-    ids=["balanced", "sticky", "unbalanced", "heavy", "trending", "sticky-trending"],
+    ids=["balanced", "sticky", "unbalanced", "heavy", "trending", "sticky-trending", "wandering"],
 )
 def test_honest_miners_are_flagged_at_the_nominal_rate(scenario: Scenario) -> None:
     """At 1 %, over 150 networks: the count of honest miners above the threshold lies within its sampling error."""

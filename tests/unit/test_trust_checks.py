@@ -45,7 +45,7 @@ def book_with_losses() -> Book:
     rng, book = np.random.default_rng(1), Book()
     for sample in range(320):
         hops = tuple(stage[int(at)] for stage, at in zip(STAGES, rng.integers(0, 4, 3), strict=True))
-        loss = 4.0 + 0.1 * float(rng.standard_normal()) + 0.3 * (hops[0] == HARMFUL)
+        loss = 4.0 + 0.1 * float(rng.standard_normal()) + 0.6 * (hops[0] == HARMFUL)
         number = SampleId(sample)
         book.say(Leased(epoch=Epoch(0), sample=number, attempt=0, hops=hops, deadline_s=1.0))
         book.say(LossRecorded(epoch=Epoch(0), sample=number, loss=loss))

@@ -4,6 +4,7 @@ import argparse
 import math
 import resource
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +22,13 @@ HONEST_Z = 3.0902  # one-sided 1e-3
 
 
 def fitted(scenario: Scenario, batch: Batch) -> Attribution:
-    return attribute(lambda: [batch], scenario.sizes, num_stages=scenario.num_stages)
+    return attribute(
+        lambda: [batch],
+        scenario.sizes,
+        num_stages=scenario.num_stages,
+        epoch_of_block=scenario.epoch_of_block,
+        usual_wander=ClaspConfig().wander,
+    )
 
 
 def names(scenario: Scenario) -> list[list[Hotkey]]:
@@ -112,6 +119,9 @@ SETTINGS = {
     "heavy-tailed": Scenario(is_heavy_tailed=True, harm={(2, 1): 1.1}),
     "trending": Scenario(trend=1.0, harm={(2, 1): 1.1}),
     "sticky and trending": Scenario(routing=Routing.STICKY, trend=1.0, harm={(2, 1): 1.1}),
+    "wandering by .01": Scenario(wander=0.01, harm={(2, 1): 1.1}),
+    "wandering by .02": Scenario(wander=0.02, harm={(2, 1): 1.1}),
+    "wandering by .05": Scenario(wander=0.05, harm={(2, 1): 1.1}),
 }
 
 
@@ -178,7 +188,9 @@ def sequential(rounds: int) -> None:
             for stop in range(500, 10_001, 500):
                 part = Batch(members_kf=batch.members_kf[:stop], loss_k=batch.loss_k[:stop])
                 test = stage_test(fitted(scenario, part), 0)
-                if hit is None and test.z_m[1] > anytime_limit(test.errors_m[1], alpha=0.01, effect=0.05):
+                if hit is None and test.z_m[1] > anytime_limit(
+                    test.errors_m[1], alpha=0.01, effect=ClaspConfig().effect
+                ):
                     hit = stop
                 is_peeked = is_peeked or test.z_m[1] > 2.3263
             peeked += is_peeked
@@ -214,14 +226,14 @@ def twins(rounds: int) -> None:
 def cost() -> None:
     print("\n== cost: 1,000,000 samples x 8 stages")
     for miners in (32, 256):
-        scenario = Scenario(num_stages=8, num_miners=miners)
+        scenario = Scenario(num_stages=8, num_miners=miners, trend=0.5)
         batch = scenario.draw(1_000_000, np.random.default_rng(19))
         parts = [
             Batch(members_kf=batch.members_kf[at : at + 65_536], loss_k=batch.loss_k[at : at + 65_536])
             for at in range(0, 1_000_000, 65_536)
         ]
         started = time.process_time()
-        fit = attribute(lambda parts=parts: parts, scenario.sizes, num_stages=8)
+        fit = attribute(lambda parts=parts: parts, scenario.sizes, num_stages=8, epoch_of_block=scenario.epoch_of_block)
         flags(fit, names(scenario), ClaspConfig())
         elapsed = time.process_time() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -230,22 +242,29 @@ def cost() -> None:
         )
 
 
+PARTS: dict[str, Callable[[int], None]] = {
+    "toy": lambda _: toy(),
+    "power": power,
+    "false-positives": false_positives,
+    "framing": framing,
+    "sequential": sequential,
+    "twins": twins,
+    "cost": lambda _: cost(),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=sorted(PARTS), help="one part")
     parser.add_argument("--rounds", type=int, default=200, help="repetitions of each random experiment")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the toy and do nothing else")
     options = parser.parse_args()
     if options.plot:
         plot(options.plot)
         return
-    rounds = options.rounds
-    toy()
-    power(rounds)
-    false_positives(rounds)
-    framing(rounds)
-    sequential(rounds)
-    twins(rounds)
-    cost()
+    for name, part in PARTS.items():
+        if options.only in (None, name):
+            part(options.rounds)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ NUM_STAGES = 8
 
 
 def _attribution(miners_per_stage: int) -> dict[str, float]:
-    scenario = Scenario(num_stages=NUM_STAGES, num_miners=miners_per_stage, harm={(2, 1): 1.1})
+    scenario = Scenario(num_stages=NUM_STAGES, num_miners=miners_per_stage, harm={(2, 1): 1.1}, trend=0.5)
     batch = scenario.draw(NUM_SAMPLES, np.random.default_rng(19))
     parts = [
         Batch(members_kf=batch.members_kf[at : at + _PART], loss_k=batch.loss_k[at : at + _PART])
@@ -30,7 +30,10 @@ def _attribution(miners_per_stage: int) -> dict[str, float]:
     names = [[Hotkey(f"{stage}-{at}") for at in range(miners_per_stage)] for stage in range(NUM_STAGES)]
     input_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     began, cpu_began = time.perf_counter(), time.process_time()
-    found = flags(attribute(lambda: parts, scenario.sizes, num_stages=NUM_STAGES), names, ClaspConfig())
+    attribution = attribute(
+        lambda: parts, scenario.sizes, num_stages=NUM_STAGES, epoch_of_block=scenario.epoch_of_block, usual_wander=0.02
+    )
+    found = flags(attribution, names, ClaspConfig())
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
     assert [flag.hotkey for flag in found] == ["2-1"]
     began = time.process_time()

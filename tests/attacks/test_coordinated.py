@@ -11,7 +11,7 @@ from subnet.merging.reduce import reduce_shard
 from subnet.merging.schedule import shard_plans
 from subnet.orchestration import merge_trust
 from subnet.orchestration.events import AuditShard
-from subnet.orchestration.ledger import Assigned, CaseClosed, OutputRepeated, ReducerConvicted
+from subnet.orchestration.ledger import Assigned, CaseClosed, OutputRepeated, ReducerConvicted, UploadCopied
 from subnet.orchestration.state import EpochState, StageMerge, State, Turn
 from subnet.sim.strategies import IdentityWorker
 from subnet.types import BlobRef, Digest, Epoch, Hotkey, Outcome, StageIndex
@@ -61,6 +61,7 @@ def test_colluders_within_the_honest_spread_are_convicted_by_their_checkpoints()
     config = altered(THREE_A_STAGE, audit={"checkpoint_every": 100})
     trial = with_ports(ring.ports, ring.ports, stage=1, config=config, num_miners=9, worker=ring.worker)
     check_found(trial, within_epochs=1)
+    assert not [fact for fact in trial.facts if isinstance(fact, UploadCopied)]
     closed = {fact.hotkey for fact in trial.facts if isinstance(fact, CaseClosed) and fact.outcome == Outcome.FAIL}
     assert closed == trial.cheats
     assert any("upload is not what was trained" in verdict.reason for verdict in trial.verdicts)

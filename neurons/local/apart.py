@@ -8,6 +8,8 @@ from subnet.lanes import lanes
 from subnet.orchestration.accounts import EpochAccount
 from subnet.orchestration.rounds import mean_losses, participation
 
+ROUNDS_BETWEEN = 2
+
 
 def is_apart(evidence: Evidence) -> bool:
     """Whether the run is one of stages that train apart."""
@@ -49,6 +51,27 @@ def round_work(account: EpochAccount) -> RoundWork:
         ),
         snapshots=tuple(ref.digest for ref in account.snapshots.snapshots),
     )
+
+
+def every_stage_learns(evidence: Evidence) -> Finding:
+    """By its own loss, which its workers compute with the neighbours of their round.
+
+    The loss of all stages together may rise for a round: it puts a stage over others that have moved on since it trained.
+    """
+    name = "each stage's mean local loss is below that of two rounds before"
+    by_stage: dict[int, list[float]] = {}
+    for row in round_rows(evidence):
+        if row.loss is not None:
+            by_stage.setdefault(row.stage, []).append(row.loss)
+    rises = [
+        f"stage {stage} from {earlier:.3f} to {later:.3f}"
+        for stage, losses in by_stage.items()
+        for earlier, later in zip(losses, losses[ROUNDS_BETWEEN:], strict=False)
+        if later >= earlier
+    ]
+    if max(map(len, by_stage.values()), default=0) <= ROUNDS_BETWEEN:
+        return Finding(name=name, holds=None, detail="does not apply: there are too few rounds")
+    return Finding(name=name, holds=not rises, detail="; ".join(rises) or f"{len(by_stage)} stages")
 
 
 def can_be_repeated(evidence: Evidence) -> Finding:

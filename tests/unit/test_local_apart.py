@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from neurons.checks import Finding, History
-from neurons.local.apart import can_be_repeated, disturbed, round_rows, round_work
+from neurons.local.apart import can_be_repeated, disturbed, every_stage_learns, round_rows, round_work
 from neurons.local.evidence import Evidence
 from neurons.local.notes import Repeated
 from neurons.local.plan import Part
 from neurons.settings import NodeConfig
 from subnet.config import RunKind
-from subnet.orchestration.ledger import SampleDropped, UpdateMergedLate
+from subnet.orchestration.ledger import EpochPublished, SampleDropped, UpdateMergedLate
 from subnet.types import Epoch, Metagraph, SampleId, StageIndex
-from tests.unit.recorded import CONFIG, A, B, Book, C, D
+from tests.unit.recorded import CONFIG, A, B, Book, C, D, ref
 
 APART = msgspec.structs.replace(CONFIG, kind=RunKind.BLOCKTRAIN)
 SAME = (Repeated(epoch=Epoch(0), same=(True, True)),)
@@ -50,6 +50,18 @@ def test_each_stage_of_each_round_has_a_row() -> None:
     ]
     pipeline = evidence(book())
     assert round_rows(replace(pipeline, config=NodeConfig(run=CONFIG))) == ()
+
+
+@pytest.mark.parametrize(("last", "holds"), [(1.0, True), (5.0, False)])
+def test_a_stage_that_does_not_learn_is_named(last: float, holds: bool) -> None:
+    made = Book(config=APART)
+    for epoch, loss in enumerate((4.0, 4.5, last)):
+        made.start(epoch).sample(epoch, 0, A, loss=loss).sample(epoch, 1, C, loss=loss)
+        made.say(EpochPublished(epoch=Epoch(epoch), snapshots=(ref("s0"), ref("s1")), participants=((A,), (C,))))
+    found = every_stage_learns(replace(evidence(book()), history=History(owner=A, record=made.seal().record())))
+    assert found.holds is holds
+    assert holds or found.detail == "stage 0 from 4.000 to 5.000; stage 1 from 4.000 to 5.000"
+    assert every_stage_learns(evidence(book())).holds is None
 
 
 def test_a_round_is_repeated_with_the_samples_of_each_worker_in_order() -> None:

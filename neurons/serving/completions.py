@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from subnet.errors import StrataError
-from subnet.inference.batching import End
+from subnet.inference.jobs import End
 from subnet.inference.sampling import MAX_LOGPROBS, Choice, Sampling
 from subnet.inference.text import UNFINISHED
 from subnet.types import Record

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from subnet.adapters.serving_link import Link, LinkCounters, dial, name_of
 from subnet.errors import ProtocolViolation, Refused, TransientFailure
-from subnet.inference.batching import Batcher, BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
+from subnet.inference.batching import Batcher
+from subnet.inference.jobs import BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
 from subnet.inference.messages import AnyMessage, Drop, Failed, Hello, Ping, Pong, Result, Step, Welcome
 from subnet.ports import Clock
 from subnet.types import Endpoint
@@ -85,6 +86,7 @@ class Gateway:
         self.counters = LinkCounters()
         self.batcher = Batcher(session, model.num_stages, limits)
         self.num_tokens = 0
+        self.num_steps = 0
         self._hosts = {endpoint: _Host(endpoint, asyncio.Queue()) for endpoint in hosts}
         self._model = model
         self._session = session
@@ -156,8 +158,9 @@ class Gateway:
             await self._changed.wait()
 
     async def until_idle(self) -> None:
-        """Wait until no request is under way; put a time limit around it."""
-        await self.until(lambda: self.batcher.num_running + self.batcher.num_waiting == 0)
+        """Wait until no request and no step is under way; put a time limit around it."""
+        batcher = self.batcher
+        await self.until(lambda: batcher.num_running + batcher.num_waiting + batcher.num_in_flight == 0)
 
     async def until_whole(self, timeout_s: float) -> bool:
         """Wait until every stage has a host; False when that did not happen in time."""
@@ -278,6 +281,7 @@ class Gateway:
         for effect in effects:
             match effect:
                 case SendStep(endpoint, step):
+                    self.num_steps += 1
                     self._hosts[endpoint].outbox.put_nowait(step)
                 case SendDrop(endpoint, drop):
                     self._hosts[endpoint].outbox.put_nowait(drop)

@@ -18,8 +18,10 @@ from subnet.adapters.listener import Listener
 from subnet.adapters.model_files import ModelDirectory
 from subnet.adapters.serving_link import name_of
 from subnet.adapters.system import SystemClock
-from subnet.inference.batching import BatchLimits
-from subnet.inference.messages import AUTOREGRESSIVE
+from subnet.config import DiffusionContext
+from subnet.inference.engine import mode_of
+from subnet.inference.jobs import BatchLimits
+from subnet.inference.served import ServedModel
 from subnet.types import Endpoint
 
 READY_S = 120.0
@@ -38,7 +40,7 @@ async def run_gateway(
     num_stages = await find_num_stages(hosts, shared_key=serve_key.encode(), clock=clock, timeout_s=READY_S)
     gateway = Gateway(
         hosts,
-        Model(digest=directory.digest, mode=AUTOREGRESSIVE, num_stages=num_stages),
+        Model(digest=directory.digest, mode=mode_of(directory.served), num_stages=num_stages),
         session=secrets.token_hex(16),
         shared_key=serve_key.encode(),
         clock=clock,
@@ -56,7 +58,7 @@ async def run_gateway(
         async with asyncio.TaskGroup() as group:
             work = group.create_task(gateway.work())
             failed = group.create_task(listener.wait_failed())
-            announced = group.create_task(_announce(gateway, listener, options, api.names[0]))
+            announced = group.create_task(_announce(gateway, listener, options, next(iter(api.names))))
             await stop.wait()
             await _drain(gateway, api, stop)
             for task in (work, failed, announced):
@@ -79,7 +81,7 @@ def _api(
     return CompletionsApi(
         gateway,
         text,
-        names=[options.name or directory.name],
+        names=model_names(served, options.name or directory.name),
         limits=Limits(
             max_positions=min(max_positions, options.cache_tokens),
             max_tokens=min(max_positions, options.max_tokens),
@@ -88,6 +90,16 @@ def _api(
         api_key=api_key,
         version=version("strata"),
     )
+
+
+def model_names(served: ServedModel, name: str) -> dict[str, int]:
+    """Model ids, and how many tokens come at once under each; 0: all of the answer, in one sweep."""
+    if not served.is_denoising:
+        return {name: 1}
+    names = {name: 1, f"{name}:per-token": 1}
+    if served.run.blocktrain.context is DiffusionContext.CONCAT:
+        names[f"{name}:sweep"] = 0
+    return names
 
 
 async def _announce(gateway: Gateway, listener: Listener, options: ServeOptions, name: str) -> None:

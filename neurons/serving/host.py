@@ -10,13 +10,12 @@ from torch import Tensor
 
 from subnet.adapters.serving_link import Link, LinkCounters, LinkServer, dial
 from subnet.errors import ProtocolViolation, TransientFailure
-from subnet.inference.cache import CacheBook, SequenceCache
-from subnet.inference.decode import Span, StageRunner
+from subnet.inference.cache import CacheBook
+from subnet.inference.engine import Choices, Engine, Item
 from subnet.inference.messages import (
     Drop,
     Failed,
     Hello,
-    Piece,
     Ping,
     Pong,
     Result,
@@ -25,7 +24,7 @@ from subnet.inference.messages import (
     check_payload,
 )
 from subnet.inference.rows import decode_rows, encode_rows
-from subnet.inference.sampling import Choice, choose
+from subnet.inference.sampling import Choice
 from subnet.ports import Compute
 from subnet.types import Endpoint
 
@@ -45,29 +44,23 @@ class _Arrived:
 class _Work:
     """One step with the caches of its pieces, ready for the layers."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    caches: list[SequenceCache] = field(default_factory=list)
-    rows: list[range] = field(default_factory=list)
-    """Rows of each piece in the payload."""
+    items: list[Item] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """Rows of the payload that belong to them."""
     lost: list[int] = field(default_factory=list)
-
-    @property
-    def spans(self) -> list[Span]:
-        """What the layers take."""
-        return [Span(cache, piece.start, piece.ids) for piece, cache in zip(self.pieces, self.caches, strict=True)]
 
 
 class StageHost:
     """One serving stage on one port."""
 
     def __init__(
-        self, *, runner: StageRunner, book: CacheBook, welcome: Welcome, compute: Compute, shared_key: bytes
+        self, *, engine: Engine, book: CacheBook, welcome: Welcome, compute: Compute, shared_key: bytes
     ) -> None:
         self.counters = LinkCounters()
         self.server = LinkServer(self._serve, shared_key=shared_key, counters=self.counters)
         self.num_steps = 0
         self.num_rows = 0
-        self._runner = runner
+        self._engine = engine
         self._book = book
         self._welcome = welcome
         self._compute = compute
@@ -144,29 +137,28 @@ class StageHost:
         step = arrived.step
         if step.session not in self._gateways:
             return  # nobody waits for it any more
-        runner = self._runner
         try:
-            width = 0 if runner.is_first else runner.served.wire_width
-            check_payload(
-                step, arrived.payload, width=width, dtype="none" if runner.is_first else runner.served.wire_dtype
-            )
-            self._check(step)
+            self._check(arrived)
         except ProtocolViolation as error:
             await self._fail(step, str(error))
             return
         work = self._open(step)
-        if not work.pieces:
+        if not work.items:
             await self._answer(step, (), work.lost)
             return
         rows, choices = await self._compute.run(lambda: self._through_layers(work, arrived))
         self.num_steps += 1
-        self.num_rows += sum(len(piece.ids) for piece in work.pieces)
+        self.num_rows += sum(len(piece.ids) + piece.num_targets for piece, _ in work.items)
         if rows is None:
             await self._answer(step, choices, work.lost)
             return
         dtype, payload = encode_rows(rows)
         onward = msgspec.structs.replace(
-            step, pieces=tuple(work.pieces), route=step.route[1:], lost=tuple(work.lost), dtype=dtype
+            step,
+            pieces=tuple(piece for piece, _ in work.items),
+            route=step.route[1:],
+            lost=tuple(work.lost),
+            dtype=dtype,
         )
         peer = step.route[0]
         if peer not in self._hops:
@@ -174,25 +166,29 @@ class StageHost:
             hops.create_task(self._carry(peer, self._hops[peer]))
         self._hops[peer].put_nowait(_Arrived(onward, payload))
 
-    def _check(self, step: Step) -> None:
+    def _check(self, arrived: _Arrived) -> None:
         """Raise ProtocolViolation for what would break the arithmetic."""
-        model = self._runner.served.run.model
+        step, served = arrived.step, self._engine.served
+        dtype, width = ("none", 0) if self._engine.is_first else (served.wire_dtype, served.wire_width)
+        num_rows = sum(self._engine.num_rows(piece) for piece in step.pieces)
+        check_payload(step, arrived.payload, num_rows=num_rows, width=width, dtype=dtype)
         stages_left = self._welcome.num_stages - self._welcome.stage - 1
         if len(step.route) != stages_left:
             raise ProtocolViolation(
                 f"a step at stage {self._welcome.stage} has {stages_left} hosts to go, not {len(step.route)}"
             )
+        vocab_size = served.run.model.vocab_size
         for piece in step.pieces:
-            if not piece.ids or max(piece.ids) >= model.vocab_size:
-                raise ProtocolViolation(f"token ids must be in [0, {model.vocab_size})")
-            if piece.capacity > self._welcome.max_positions:
+            if not piece.ids or max(piece.ids) >= vocab_size:
+                raise ProtocolViolation(f"token ids must be in [0, {vocab_size})")
+            if max(piece.capacity, piece.start + len(piece.ids) + piece.num_targets) > self._welcome.max_positions:
                 raise ProtocolViolation(f"a sequence has at most {self._welcome.max_positions} positions here")
 
     def _open(self, step: Step) -> _Work:
         work = _Work(lost=list(step.lost))
         at = 0
         for piece in step.pieces:
-            rows = range(at, at + len(piece.ids))
+            rows = range(at, at + self._engine.num_rows(piece))
             at = rows.stop
             cache = self._book.open(
                 (step.session, piece.sequence),
@@ -203,33 +199,16 @@ class StageHost:
             if cache is None:
                 work.lost.append(piece.sequence)
                 continue
-            work.pieces.append(piece)
-            work.caches.append(cache)
-            work.rows.append(rows)
+            work.items.append((piece, cache))
+            work.rows += rows
         return work
 
-    def _through_layers(self, work: _Work, arrived: _Arrived) -> tuple[Tensor | None, list[tuple[int, Choice]]]:
+    def _through_layers(self, work: _Work, arrived: _Arrived) -> tuple[Tensor | None, Choices]:
         """On the compute thread: rows to send on, or the tokens that were chosen."""
-        runner, received = self._runner, None
-        if not runner.is_first:
-            all_rows = decode_rows(arrived.payload, runner.served.wire_dtype, runner.served.wire_width)
-            received = all_rows[[row for rows in work.rows for row in rows]]
-        rows = runner.run(work.spans, received)
-        if not runner.is_last:
-            return rows, []
-        ends, wanted, at = [], [], 0
-        for piece in work.pieces:
-            at += len(piece.ids)
-            if piece.sampling is not None:
-                ends.append(at - 1)
-                wanted.append((piece, piece.sampling))
-        if not ends:
-            return None, []
-        logits = runner.logits(rows[ends])
-        return None, [
-            (piece.sequence, choose(logits[index], sampling, piece.start + len(piece.ids)))
-            for index, (piece, sampling) in enumerate(wanted)
-        ]
+        engine, received = self._engine, None
+        if not engine.is_first:
+            received = decode_rows(arrived.payload, engine.served.wire_dtype, engine.served.wire_width)[work.rows]
+        return engine.run(work.items, received)
 
     # ---- onward --------------------------------------------------------------------------------------------------
 

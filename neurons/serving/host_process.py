@@ -15,22 +15,24 @@ from subnet.adapters.model_files import ModelDirectory, total_bytes
 from subnet.adapters.serving_link import name_of
 from subnet.adapters.system import ThreadCompute
 from subnet.inference.cache import CacheBook
-from subnet.inference.decode import ROWS, StageRunner, rows_are_independent, torch_dtype
-from subnet.inference.messages import AUTOREGRESSIVE, Welcome
+from subnet.inference.decode import ROWS, rows_are_independent, torch_dtype
+from subnet.inference.engine import Engine, make_engine, mode_of
+from subnet.inference.messages import Welcome
 from subnet.types import Endpoint
 
 
-def load_stage(directory: ModelDirectory, options: ServeOptions) -> tuple[StageRunner, bool]:
+def load_stage(directory: ModelDirectory, options: ServeOptions) -> tuple[Engine, bool]:
     """The layers of one stage, and whether a row's bits are its own on this machine. Raises InvalidConfig."""
     served, (stage, num_stages) = directory.served, options.stage_of
     tensors = directory.tensors(served.tensor_names(stage, num_stages), torch_dtype(served.dtype))
     log.info("params read", extra={"stage": options.stage, "size_bytes": total_bytes(tensors.values())})
-    runner = StageRunner(served, stage, num_stages, tensors, max_positions=options.positions(served.max_positions))
-    if rows_are_independent(runner):
-        return runner, True
+    max_positions = options.positions(served.max_positions)
+    engine, runner = make_engine(served, stage, num_stages, tensors, max_positions=max_positions)
+    if runner is None or rows_are_independent(runner):
+        return engine, True
     runner.rows_at_once = ROWS
     log.warning("rows depend on their company here: they are computed a few at a time", extra={"rows": ROWS})
-    return runner, rows_are_independent(runner)
+    return engine, rows_are_independent(runner)
 
 
 async def run_host(directory: ModelDirectory, options: ServeOptions, serve_key: str, stop: Stop) -> None:
@@ -40,19 +42,19 @@ async def run_host(directory: ModelDirectory, options: ServeOptions, serve_key: 
     torch.set_num_threads(options.num_threads or os.cpu_count() or 1)
     compute = ThreadCompute("stage-host")
     try:
-        runner, is_independent = await compute.run(lambda: load_stage(directory, options))
+        engine, is_independent = await compute.run(lambda: load_stage(directory, options))
         welcome = Welcome(
             stage=stage,
             num_stages=num_stages,
             model=directory.digest,
-            mode=AUTOREGRESSIVE,
+            mode=mode_of(directory.served),
             limit_tokens=options.cache_tokens,
             max_positions=options.positions(directory.served.max_positions),
             is_independent=is_independent,
         )
         host = StageHost(
-            runner=runner,
-            book=CacheBook(runner.cache_shape, options.cache_tokens),
+            engine=engine,
+            book=CacheBook(engine.cache_shape, options.cache_tokens),
             welcome=welcome,
             compute=compute,
             shared_key=serve_key.encode(),

@@ -27,7 +27,7 @@ from subnet.adapters.listener import Listener
 from subnet.adapters.listener import read_body as read_bytes
 from subnet.adapters.metrics import Measure, renderer
 from subnet.errors import Backpressure, ProtocolViolation, TransientFailure
-from subnet.inference.batching import End, Ended, Job
+from subnet.inference.jobs import End, Ended, Job
 from subnet.inference.sampling import Choice
 from subnet.inference.text import TextStream
 from subnet.ports import Clock
@@ -75,14 +75,15 @@ class _Choice:
 
 
 class CompletionsApi:
-    """Routes of one gateway. `names` are the model ids it answers to; `api_key` empty: everybody may ask."""
+    """Routes of one gateway. `names` are the model ids it answers to, with the tokens
+    that come at once under each (0: all); `api_key` empty: everybody may ask."""
 
     def __init__(
         self,
         gateway: Gateway,
         text: Text,
         *,
-        names: Sequence[str],
+        names: Mapping[str, int],
         limits: Limits,
         clock: Clock,
         api_key: str = "",
@@ -185,6 +186,7 @@ class CompletionsApi:
         yield Measure(
             name="strata_serve_tokens_total", text="Tokens made.", value=self._gateway.num_tokens, is_total=True
         )
+        yield Measure(name="strata_serve_steps_total", text="Steps sent.", value=self._gateway.num_steps, is_total=True)
         for status, count in sorted(self.num_requests.items()):
             yield Measure(
                 name="strata_serve_requests_total",
@@ -219,6 +221,7 @@ class CompletionsApi:
                 max_tokens=asked.max_tokens,
                 sampling=sampling,
                 stop_ids=self._text.eos_ids,
+                num_at_once=self.names[asked.model] or asked.max_tokens,
             )
             for key, prompt, sampling in zip(keys, asked.prompts, asked.samplings, strict=True)
         ]
@@ -241,7 +244,7 @@ class CompletionsApi:
         return read_body(
             data,
             self._text.encode,
-            models=self.names,
+            models=list(self.names),
             limits=limits,
             vocab_size=self._text.vocab_size,
             fresh_seed=secrets.randbits(62),

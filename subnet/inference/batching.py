@@ -6,98 +6,15 @@ named by their endpoint. A sequence keeps its route, for its caches are there; w
 are sent again along a new one.
 """
 
-import enum
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from msgspec import Meta
 
 from subnet.errors import Backpressure
 from subnet.inference.cache import TILE, padded
+from subnet.inference.jobs import BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
 from subnet.inference.messages import Drop, Failed, Piece, Result, Step
-from subnet.inference.sampling import Choice, Sampling
-from subnet.types import Endpoint, Record
-
-Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-
-
-class BatchLimits(Record, frozen=True):
-    """What a gateway takes on."""
-
-    max_waiting: Count = 256
-    """Sequences that may wait for a place; more are turned away."""
-    max_running: Count = 64
-    """Sequences under way at once."""
-    max_rows: Count = 256
-    """Tokens in one step; longer prompts are read in several."""
-    max_attempts: Count = 3
-    """Times a sequence is sent again after a host was lost."""
-    step_s: Seconds = 60.0
-    """A step without an answer for this long is given up."""
-    request_s: Seconds = 600.0
-    """From the request to its last token."""
-    failover_s: Seconds = 10.0
-    """How long a sequence whose stage has no host waits for one."""
-
-
-class End(enum.StrEnum):
-    """Why a sequence ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-    TIMEOUT = "timeout"
-    UNAVAILABLE = "unavailable"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One choice of one request. `client` is what waiting is fair between."""
-
-    key: int
-    client: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling
-    stop_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SendStep:
-    """To the first host of a route."""
-
-    host: Endpoint
-    step: Step
-
-
-@dataclass(frozen=True, slots=True)
-class SendDrop:
-    """To one host of a route."""
-
-    host: Endpoint
-    drop: Drop
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """The next token of a job."""
-
-    key: int
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A job's last word."""
-
-    key: int
-    end: End
-    detail: str = ""
-
-
-Effect = SendStep | SendDrop | Token | Ended
+from subnet.inference.sampling import Choice
+from subnet.types import Endpoint
 
 
 @dataclass(slots=True)
@@ -116,6 +33,10 @@ class _Sequence:
     @property
     def num_made(self) -> int:
         return len(self.ids) - len(self.job.prompt)
+
+    @property
+    def num_missing(self) -> int:
+        return self.job.max_tokens - self.num_made
 
     @property
     def capacity(self) -> int:
@@ -138,6 +59,8 @@ class Batcher:
         self._session = session
         self._hosts: dict[Endpoint, tuple[int, int]] = {}
         """Stage, and positions its caches may hold."""
+        self._owed: dict[Endpoint, list[int]] = {}
+        """What a lost host is to drop when it is back: a step may still be on its way there from the stage before."""
         self._waiting: OrderedDict[str, deque[_Sequence]] = OrderedDict()
         self._running: dict[int, _Sequence] = {}
         self._by_number: dict[int, _Sequence] = {}
@@ -209,7 +132,9 @@ class Batcher:
     def host_up(self, host: Endpoint, stage: int, limit_tokens: int, now_s: float) -> list[Effect]:
         """A host can take steps."""
         self._hosts[host] = (stage, limit_tokens)
-        return self._fill(now_s)
+        owed = self._owed.pop(host, [])
+        drops: list[Effect] = [SendDrop(host, Drop(sequences=tuple(owed)))] if owed else []
+        return drops + self._fill(now_s)
 
     def host_down(self, host: Endpoint, now_s: float) -> list[Effect]:
         """A host is lost with its caches: what ran through it is sent again through others, or waits for one."""
@@ -294,6 +219,9 @@ class Batcher:
         if self._by_number.pop(sequence.number, None) is None:
             return []
         drop = Drop(sequences=(sequence.number,))
+        for host in sequence.route:
+            if host not in self._hosts:
+                self._owed.setdefault(host, []).append(sequence.number)
         return [SendDrop(host, drop) for host in sequence.route if host in self._hosts]
 
     def _send_again(self, sequence: _Sequence, now_s: float, reason: str) -> list[Effect]:
@@ -386,6 +314,8 @@ class Batcher:
                     start=start,
                     ids=ids,
                     capacity=sequence.capacity,
+                    num_targets=min(sequence.job.num_at_once, sequence.num_missing) if is_whole else 0,
+                    noise_seed=sequence.job.sampling.seed,
                     sampling=sequence.job.sampling if is_whole else None,
                 )
             )

@@ -72,7 +72,7 @@ class DenoisingRunner:
         self._net: Denoiser = module.own
         self._scale = run.blocktrain.sigma_data
         self._sigma_max = run.blocktrain.sigma_max
-        self._is_single = run.blocktrain.context is DiffusionContext.SINGLE
+        self.is_single = run.blocktrain.context is DiffusionContext.SINGLE
         self._codebook_VD = torch.from_numpy(codebook(run))
         model = run.model
         self.cache_shape = CacheShape(
@@ -96,12 +96,12 @@ class DenoisingRunner:
 
     def num_rows(self, targets: Targets) -> int:
         """Noisy rows that cross for one sequence."""
-        return len(targets.span.ids) if self._is_single else targets.num_targets
+        return len(targets.span.ids) if self.is_single else targets.num_targets
 
     def first_noise(self, targets: Targets) -> Tensor:
         """(R, D) at the highest level, drawn for each position by its name."""
         span, width = targets.span, self.served.run.model.width
-        first = span.start + 1 if self._is_single else span.start + len(span.ids)
+        first = span.start + 1 if self.is_single else span.start + len(span.ids)
         rows = [
             self._normals(targets.seed, position, width) for position in range(first, first + self.num_rows(targets))
         ]
@@ -133,7 +133,7 @@ class DenoisingRunner:
         total = math.hypot(sigma, scale)
         count = len(noisy_RD)
         noisy_RD = functional.pad(noisy_RD, (0, 0, 0, -count % ROWS))
-        network = self._single if self._is_single else self._concat
+        network = self._single if self.is_single else self._concat
         found_RD = network(targets, self._net.noisy(noisy_RD / total)[:count])
         found_RD = functional.pad(found_RD, (0, 0, 0, -count % ROWS))
         denoised_RD = (scale / total) ** 2 * noisy_RD + sigma * scale / total * found_RD

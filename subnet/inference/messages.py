@@ -28,6 +28,8 @@ PAYLOAD_LIMIT_BYTES = 256 << 20
 _CONTEXT = "strata serving link 1"
 AUTOREGRESSIVE = "autoregressive"
 """How a stage computes: one token after the other, with caches."""
+DENOISING = "denoising"
+"""How a stage computes: noisy embeddings of coming tokens, one or many at a time."""
 
 Natural = Annotated[int, Meta(ge=0, le=(1 << 48))]
 
@@ -51,7 +53,7 @@ class Welcome(Message, frozen=True):
     model: str
     """Digest of the configuration and of the names and shapes of the tensors."""
     mode: str
-    """How the stage computes: AUTOREGRESSIVE."""
+    """How the stage computes: AUTOREGRESSIVE or DENOISING."""
     limit_tokens: Natural
     """Positions that all caches together may hold."""
     max_positions: Natural
@@ -67,8 +69,12 @@ class Piece(Message, frozen=True):
     ids: tuple[Natural, ...]
     capacity: Natural
     """Positions the sequence will need in all."""
+    num_targets: Natural = 0
+    """Tokens wanted after these; more than one only of stages that denoise."""
+    noise_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    """Names the noise that stages that denoise start from."""
     sampling: Sampling | None = None
-    """Set when a token is wanted after these."""
+    """Set when tokens are wanted after these."""
 
 
 class Step(Message, frozen=True):
@@ -177,9 +183,8 @@ def decode_frame(seal: Seal, head: bytes, payload: bytes, mac: bytes) -> AnyMess
     return message
 
 
-def check_payload(step: Step, payload: bytes, *, width: int, dtype: str) -> None:
-    """Raise ProtocolViolation unless the payload is finite rows of `width`, one for each id of the step."""
-    num_rows = sum(len(piece.ids) for piece in step.pieces)
+def check_payload(step: Step, payload: bytes, *, num_rows: int, width: int, dtype: str) -> None:
+    """Raise ProtocolViolation unless the payload is `num_rows` finite rows of `width`."""
     size = {"none": 0, "float32": 4, "bfloat16": 2}[step.dtype]
     if step.dtype != dtype or len(payload) != num_rows * width * size:
         raise ProtocolViolation(

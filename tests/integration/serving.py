@@ -19,14 +19,15 @@ from neurons.lifecycle import run_role
 from neurons.serving.children import LISTENS
 from neurons.serving.completions import Limits
 from neurons.serving.gateway import Gateway, Model
+from neurons.serving.gateway_process import model_names
 from neurons.serving.host_process import run_host
 from neurons.serving.http import CompletionsApi, Text
 from neurons.serving.options import ServeOptions
 from subnet.adapters.listener import Listener
 from subnet.adapters.model_files import ModelDirectory
 from subnet.adapters.system import SystemClock
-from subnet.inference.batching import BatchLimits
-from subnet.inference.messages import AUTOREGRESSIVE
+from subnet.inference.engine import mode_of
+from subnet.inference.jobs import BatchLimits
 from subnet.types import Endpoint
 
 KEY = "a key for tests only"
@@ -92,6 +93,8 @@ class Served:
 
     async def assert_nothing_left(self) -> None:
         """No sequence and no byte of a cache on any host, nothing waiting, nothing under way."""
+        async with asyncio.timeout(10):
+            await self.gateway.until_idle()
         await self.gateway.refresh()
         rows = [row for row in self.gateway.facts() if row["is_up"]]
         assert rows
@@ -113,7 +116,7 @@ async def serving(
     directory, clock, listener = ModelDirectory(place), SystemClock(), Listener()
     gateway = Gateway(
         hosts,
-        Model(digest=directory.digest, mode=AUTOREGRESSIVE, num_stages=num_stages),
+        Model(digest=directory.digest, mode=mode_of(directory.served), num_stages=num_stages),
         session=secrets.token_hex(8),
         shared_key=key.encode(),
         clock=clock,
@@ -129,7 +132,7 @@ async def serving(
     api = CompletionsApi(
         gateway,
         text,
-        names=["tiny"],
+        names=model_names(directory.served, "tiny"),
         limits=Limits(max_positions=256, max_tokens=200, max_body_bytes=4096),
         clock=clock,
         api_key=api_key,

@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from subnet.config import Bottleneck
-from subnet.inference.batching import BatchLimits
+from subnet.config import Bottleneck, Objective
+from subnet.inference.jobs import BatchLimits
 from subnet.types import Endpoint
 from tests.integration.serving import HostProcess, Served, host_processes, serving
-from tests.unit.exported import run_config, write_model
+from tests.unit.exported import blocktrain_config, run_config, write_model
 
 PROMPT = "The state of the union"
 MAX_TOKENS = 24
@@ -262,3 +262,24 @@ async def test_health_and_metrics_tell(served: Served) -> None:
             text = await response.text()
             assert 'strata_serve_requests_total{status="200"} 1.0' in text
             assert 'strata_serve_hosts{stage="2"} 1.0' in text
+
+
+async def test_stages_that_denoise_serve_token_by_token_and_in_one_sweep(tmp_path: Path) -> None:
+    place = write_model(blocktrain_config(Objective.DIFFUSION), tmp_path / "tiny")
+    with host_processes(place, [0, 1, 2]) as started:
+        async with serving(place, [host.endpoint for host in started]) as served:
+            assert await served.gateway.until_whole(20)
+
+            async def ask(model: str) -> tuple[str, int]:
+                before = served.gateway.num_steps
+                answer = await served.client.completions.create(model=model, prompt=PROMPT, max_tokens=12, seed=3)
+                assert answer.usage is not None and answer.usage.completion_tokens == 12
+                return answer.choices[0].text, served.gateway.num_steps - before
+
+            per_token, swept = await ask("tiny:per-token"), await ask("tiny:sweep")
+            assert (per_token[1], swept[1]) == (12, 1)
+            assert await ask("tiny") == per_token
+            assert await ask("tiny:sweep") == swept
+            assert per_token[0][:1] == swept[0][:1]
+            await served.gateway.until_idle()
+            await served.assert_nothing_left()

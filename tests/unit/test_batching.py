@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subnet.errors import Backpressure
-from subnet.inference.batching import Batcher, BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
+from subnet.inference.batching import Batcher
 from subnet.inference.cache import padded
+from subnet.inference.jobs import BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
 from subnet.inference.messages import Failed, Piece, Result, Step
 from subnet.inference.sampling import Choice, Sampling
 from subnet.types import Endpoint
@@ -146,6 +147,21 @@ def test_a_long_prompt_is_read_in_parts_that_follow_each_other_without_waiting()
     assert rows == [[(0, 8, True)], [(8, 8, True)], [(16, 4, False)]]
     world.run()
     assert world.tokens[1] == expected(asked)
+    world.assert_empty()
+
+
+def test_a_sweep_brings_all_tokens_in_one_step() -> None:
+    world = World()
+    asked = Job(key=1, client="a", prompt=(1, 2, 3), max_tokens=6, sampling=Sampling(), num_at_once=6)
+    world.submit(asked)
+    (sent, route), *_ = world.flying
+    assert [(piece.ids, piece.num_targets) for piece in sent.step.pieces] == [((1, 2, 3), 6)]
+    for host in route:
+        world.texts[host][1] = [1, 2, 3]
+    choices = tuple((1, Choice(token=token, logprob=0.0)) for token in range(10, 16))
+    world.do(world.batcher.on_result(Result(step=sent.step.step, choices=choices), 0.0))
+    assert world.tokens == {1: [10, 11, 12, 13, 14, 15]}
+    assert world.ends == {1: End.LENGTH}
     world.assert_empty()
 
 

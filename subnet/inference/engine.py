@@ -1,0 +1,115 @@
+"""What a stage host does with one step, whichever kind of stage it holds: pieces and caches in, rows to send or tokens out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from subnet.inference.cache import CacheShape, SequenceCache
+from subnet.inference.decode import Span, StageRunner
+from subnet.inference.denoise import DenoisingRunner, Targets
+from subnet.inference.messages import AUTOREGRESSIVE, DENOISING, Piece
+from subnet.inference.sampling import Choice, choose
+from subnet.inference.served import ServedModel
+
+Choices = list[tuple[int, Choice]]
+"""Tokens by the number of their sequence, in order."""
+Item = tuple[Piece, SequenceCache]
+
+
+class Engine(Protocol):
+    """One stage. It holds no sequence's state."""
+
+    served: ServedModel
+    is_first: bool
+    is_last: bool
+    cache_shape: CacheShape
+
+    def num_rows(self, piece: Piece) -> int:
+        """Rows that a piece has on the wire."""
+        ...
+
+    def run(self, items: Sequence[Item], received: Tensor | None) -> tuple[Tensor | None, Choices]:
+        """(R, K) rows as they came, None at the first stage -> rows to send on, or at the last stage the tokens chosen."""
+        ...
+
+
+class AutoregressiveEngine:
+    """One token after the other."""
+
+    def __init__(self, runner: StageRunner) -> None:
+        self._runner = runner
+        self.served = runner.served
+        self.is_first, self.is_last = runner.is_first, runner.is_last
+        self.cache_shape = runner.cache_shape
+
+    def num_rows(self, piece: Piece) -> int:
+        """A row for each token."""
+        return len(piece.ids)
+
+    def run(self, items: Sequence[Item], received: Tensor | None) -> tuple[Tensor | None, Choices]:
+        """As Engine says; a token is chosen after each piece that wants one."""
+        rows = self._runner.run([Span(cache, piece.start, piece.ids) for piece, cache in items], received)
+        if not self.is_last:
+            return rows, []
+        ends, wanted, at = [], [], 0
+        for piece, _ in items:
+            at += len(piece.ids)
+            if piece.sampling is not None:
+                ends.append(at - 1)
+                wanted.append((piece, piece.sampling))
+        if not ends:
+            return None, []
+        logits = self._runner.logits(rows[ends])
+        return None, [
+            (piece.sequence, choose(logits[index], sampling, piece.start + len(piece.ids)))
+            for index, (piece, sampling) in enumerate(wanted)
+        ]
+
+
+class DenoisingEngine:
+    """Coming tokens out of noise: one at a time, or all of an answer at once."""
+
+    def __init__(self, runner: DenoisingRunner) -> None:
+        self._runner = runner
+        self.served = runner.served
+        self.is_first, self.is_last = runner.is_first, runner.is_last
+        self.cache_shape = runner.cache_shape
+
+    def num_rows(self, piece: Piece) -> int:
+        """A row for each coming token, or for each clean one that carries a coming one's noise."""
+        return len(piece.ids) if self._runner.is_single else piece.num_targets
+
+    def run(self, items: Sequence[Item], received: Tensor | None) -> tuple[Tensor | None, Choices]:
+        """As Engine says; a token is chosen for every coming one of the pieces that want any."""
+        targets = [
+            Targets(Span(cache, piece.start, piece.ids), piece.num_targets, piece.noise_seed) for piece, cache in items
+        ]
+        rows, logits = self._runner.run(targets, received)
+        if not self.is_last:
+            return rows, []
+        choices: Choices = []
+        at = 0
+        for piece, _ in items:
+            at += self.num_rows(piece)
+            if piece.sampling is None:
+                continue
+            position = piece.start + len(piece.ids)
+            for ahead, row in enumerate(logits[at - piece.num_targets : at]):
+                choices.append((piece.sequence, choose(row, piece.sampling, position + ahead)))
+        return None, choices
+
+
+def mode_of(served: ServedModel) -> str:
+    """AUTOREGRESSIVE or DENOISING."""
+    return DENOISING if served.is_denoising else AUTOREGRESSIVE
+
+
+def make_engine(
+    served: ServedModel, stage: int, num_stages: int, params: Mapping[str, Tensor], *, max_positions: int
+) -> tuple[Engine, StageRunner | None]:
+    """The stage, and the runner whose independence of rows is to be measured. Raises InvalidConfig."""
+    if served.is_denoising:
+        return DenoisingEngine(DenoisingRunner(served, stage, num_stages, params, max_positions=max_positions)), None
+    runner = StageRunner(served, stage, num_stages, params, max_positions=max_positions)
+    return AutoregressiveEngine(runner), runner

@@ -98,13 +98,15 @@ def replayed(record: Record, blobs: Path, count: int) -> tuple[Finding, list[str
             f"the text of this run, corpus {created.corpus_digest[:16]}, is not on this machine ({corpus.digest[:16]} is).",
             ExitCode.DAMAGED_STATE,
         )
-    lines, wrong = [], 0
+    lines, differing = list[str](), list[str]()
     for challenge, outcome in draws.chosen(present, count, record.head, "replay"):
         found, line = _replay(config, corpus, blobs, challenge)
-        wrong += found is not outcome
-        lines.append(f"{line}; recorded: {outcome}" + ("" if found is outcome else "  DIFFERS"))
-    detail = f"{len(lines)} of {len(challenges)} closed audits replayed, {wrong} differ"
-    return Finding(name=NAME, holds=wrong == 0, detail=detail), lines
+        said = f"{line}; recorded: {outcome}"
+        differing += [said] if found is not outcome else []
+        lines.append(said + ("" if found is outcome else "  DIFFERS"))
+    first = f"; first {differing[0]}" if differing else ""
+    detail = f"{len(lines)} of {len(challenges)} closed audits replayed, {len(differing)} differ{first}"
+    return Finding(name=NAME, holds=not differing, detail=detail), lines
 
 
 def _replay(config: RunConfig, corpus: Corpus, blobs: Path, challenge: wire.Challenge) -> tuple[Outcome, str]:

@@ -7,7 +7,7 @@ from neurons.checks import Finding, Verify
 from neurons.local.apart import can_be_repeated, every_stage_learns, is_apart
 from neurons.local.evidence import CheatRow, Evidence, cheat_rows, loss_rows, miner_rows, plane_bytes
 from neurons.local.traffic import expected_bytes
-from subnet.config import WIRE_COMPRESSION, Bottleneck
+from subnet.config import WIRE_COMPRESSION, Bottleneck, Objective
 
 MAX_UNIGRAM_SHARE = 0.85
 MAX_MERGE_RATIO = 1.05
@@ -82,6 +82,9 @@ def _loss_bound(evidence: Evidence) -> Finding:
     shown = f"{rows[-1].loss:.3f} = {rows[-1].share:.3f} of {evidence.unigram:.3f}"
     if config.model.bottleneck is Bottleneck.K0:
         return Finding(name=name, holds=None, detail=f"{shown}; does not apply to k0, whose cuts carry nothing")
+    if is_apart(evidence) and config.blocktrain.objective is Objective.DIFFUSION:
+        why = "denoising stages learn slowly what can be said before the target is seen"
+        return Finding(name=name, holds=None, detail=f"{shown}; does not apply: {why}")
     if config.training.num_epochs < _MIN_EPOCHS_FOR_BOUND:
         return Finding(name=name, holds=None, detail=f"{shown}; does not apply: {_too_short(evidence)}")
     return Finding(name=name, holds=rows[-1].share <= MAX_UNIGRAM_SHARE, detail=shown)

@@ -4,8 +4,7 @@ Two kinds: a plain Llama, cut anywhere between two layers; and a Strata model wi
 not cut again, for what crosses is part of the model.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -105,70 +104,90 @@ class ServedModel(Record, frozen=True):
         return names
 
 
+class _Stored(msgspec.Struct):
+    """The fields of config.json that are read; Hugging Face writes many more."""
+
+    model_type: str
+    run_config: RunConfig | None = None
+    vocab_size: int = 0
+    hidden_size: int = 0
+    intermediate_size: int = 0
+    num_hidden_layers: int = 0
+    num_attention_heads: Annotated[int, Meta(ge=1)] = 1
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_parameters: dict[str, float | int | str] | None = None
+    rope_scaling: dict[str, float | int | str] | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    eos_token_id: int | list[int] | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    bottleneck: Bottleneck = Bottleneck.NONE
+    bottleneck_width: int = 1
+    has_anchor: bool = False
+    num_stages: int = 1
+
+    @property
+    def rope(self) -> dict[str, float | int | str]:
+        """Of either spelling."""
+        return self.rope_parameters or self.rope_scaling or {}
+
+
 def read_config(data: bytes) -> ServedModel:
     """From the bytes of config.json. Raises InvalidConfig naming what cannot be served."""
     try:
-        config = msgspec.json.decode(data, type=dict[str, Any])
+        stored = msgspec.json.decode(data, type=_Stored)
     except msgspec.DecodeError as error:
-        raise InvalidConfig(f"config.json does not decode: {error}") from error
-    kind = config.get("model_type")
-    if kind == DENOISING_TYPE:
-        return _denoising(config)
-    if kind not in ("llama", "strata"):
-        raise InvalidConfig(f"model_type must be llama or strata, config.json says {kind!r}")
-    _refuse_unknown(config)
-    model = _shape(config)
-    has_cuts = kind == "strata"
-    eos = config.get("eos_token_id")
-    eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
-    stored = config.get("dtype", config.get("torch_dtype", "float32"))
-    num_stages = int(config["num_stages"]) if has_cuts else 1
+        raise InvalidConfig(f"config.json: {error}") from error
+    if stored.model_type == DENOISING_TYPE and stored.run_config is not None:
+        run = stored.run_config
+        return ServedModel(run=run, has_cuts=True, dtype="float32", max_positions=run.training.num_tokens)
+    if stored.model_type not in ("llama", "strata"):
+        raise InvalidConfig(f"model_type must be llama or strata, config.json says {stored.model_type!r}")
+    _refuse_unknown(stored)
+    eos = stored.eos_token_id
+    num_stages = stored.num_stages if stored.model_type == "strata" else 1
     return ServedModel(
-        run=RunConfig(model=model, training=TrainingConfig(num_stages=num_stages)),
-        has_cuts=has_cuts,
-        dtype="bfloat16" if stored == "bfloat16" else "float32",
-        max_positions=int(config.get("max_position_embeddings", 2048)),
-        eos_ids=eos_ids,
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        rope=_rope_scaling(config),
+        run=RunConfig(model=_shape(stored), training=TrainingConfig(num_stages=num_stages)),
+        has_cuts=stored.model_type == "strata",
+        dtype="bfloat16" if (stored.dtype or stored.torch_dtype) == "bfloat16" else "float32",
+        max_positions=stored.max_position_embeddings,
+        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        is_tied=stored.tie_word_embeddings,
+        rope=_rope_scaling(stored),
     )
 
 
-def _denoising(config: Mapping[str, Any]) -> ServedModel:
-    """Its shape is the run's own configuration, which the directory carries."""
-    try:
-        run = msgspec.convert(config.get("run_config"), RunConfig)
-    except msgspec.ValidationError as error:
-        raise InvalidConfig(f"config.json: {error}") from error
-    return ServedModel(run=run, has_cuts=True, dtype="float32", max_positions=run.training.num_tokens)
-
-
-def _refuse_unknown(config: Mapping[str, Any]) -> None:
+def _refuse_unknown(stored: _Stored) -> None:
     """Raise InvalidConfig for what these layers do not compute."""
     for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
+        if getattr(stored, key):
             raise InvalidConfig(f"a model with {key} cannot be served: the layers have no biases")
-    if config.get("hidden_act", "silu") != "silu":
-        raise InvalidConfig(f"hidden_act must be silu, config.json says {config['hidden_act']!r}")
-    own_head_dim = config.get("head_dim")
-    if own_head_dim not in (None, config.get("hidden_size", 0) // config.get("num_attention_heads", 1)):
-        raise InvalidConfig(f"head_dim must be hidden_size / num_attention_heads, config.json says {own_head_dim}")
+    if stored.hidden_act != "silu":
+        raise InvalidConfig(f"hidden_act must be silu, config.json says {stored.hidden_act!r}")
+    if stored.head_dim not in (None, stored.hidden_size // stored.num_attention_heads):
+        raise InvalidConfig(f"head_dim must be hidden_size / num_attention_heads, config.json says {stored.head_dim}")
 
 
-def _shape(config: Mapping[str, Any]) -> ModelConfig:
-    rope = config.get("rope_parameters") or {}
+def _shape(stored: _Stored) -> ModelConfig:
     fields = {
-        "vocab_size": config.get("vocab_size"),
-        "width": config.get("hidden_size"),
-        "num_layers": config.get("num_hidden_layers"),
-        "num_heads": config.get("num_attention_heads"),
-        "num_kv_heads": config.get("num_key_value_heads") or config.get("num_attention_heads"),
-        "ffn_width": config.get("intermediate_size"),
-        "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "bottleneck": config.get("bottleneck", "none"),
-        "bottleneck_width": config.get("bottleneck_width", 1),
-        "anchor_ids": config.get("has_anchor", False),
+        "vocab_size": stored.vocab_size,
+        "width": stored.hidden_size,
+        "num_layers": stored.num_hidden_layers,
+        "num_heads": stored.num_attention_heads,
+        "num_kv_heads": stored.num_key_value_heads or stored.num_attention_heads,
+        "ffn_width": stored.intermediate_size,
+        "rope_theta": float(stored.rope.get("rope_theta", stored.rope_theta)),
+        "norm_eps": stored.rms_norm_eps,
+        "bottleneck": stored.bottleneck,
+        "bottleneck_width": stored.bottleneck_width,
+        "anchor_ids": stored.has_anchor,
     }
     try:
         return msgspec.convert(fields, ModelConfig)
@@ -176,16 +195,20 @@ def _shape(config: Mapping[str, Any]) -> ModelConfig:
         raise InvalidConfig(f"config.json: {error}") from error
 
 
-def _rope_scaling(config: Mapping[str, Any]) -> RopeScaling | None:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+def _rope_scaling(stored: _Stored) -> RopeScaling | None:
+    rope = stored.rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind != "llama3":
         raise InvalidConfig(f"rope_type must be default or llama3, config.json says {kind!r}")
-    return RopeScaling(
-        factor=rope["factor"],
-        low=rope["low_freq_factor"],
-        high=rope["high_freq_factor"],
-        original_positions=rope["original_max_position_embeddings"],
-    )
+    names = {
+        "factor": "factor",
+        "low": "low_freq_factor",
+        "high": "high_freq_factor",
+        "original_positions": "original_max_position_embeddings",
+    }
+    try:
+        return msgspec.convert({name: rope.get(theirs) for name, theirs in names.items()}, RopeScaling)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"config.json, rope_parameters: {error}") from error

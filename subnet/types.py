@@ -78,8 +78,9 @@ class Endpoint(Record, frozen=True):
 class Lease(Record, frozen=True, gc=False):
     """The right to work on one sample along one pathway (trust.md 1.2).
 
-    `hops[k]` is the miner of stage k. `attempt` grows by one at each re-route. `deadline_s` is unix time;
-    work that ends later earns nothing. `signature` is the orchestrator's, hex, over `lease_bytes`.
+    `hops` has a miner for each stage that the sample passes, first to last (subnet.lanes). `attempt` grows by one at each
+    re-route. `deadline_s` is unix time; work that ends later earns nothing. `signature` is the orchestrator's, hex, over
+    `lease_bytes`.
     """
 
     run_id: str

@@ -6,6 +6,7 @@ The order of a stage's flat vector is the sorted order of its params' names (mod
 import math
 
 from subnet.config import Bottleneck, DiffusionContext, ModelConfig, Objective, RunConfig, RunKind
+from subnet.lanes import lanes
 from subnet.types import StageIndex
 
 FULL_ANCHOR_LIMIT = 1 << 24
@@ -21,12 +22,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 def is_first(config: RunConfig, stage: StageIndex) -> bool:
     """Whether this stage reads tokens and receives no activation; in a BlockTrain run every stage does."""
-    return config.kind is RunKind.BLOCKTRAIN or stage == 0
+    return stage == lanes(config).of_stage(stage).start
 
 
 def is_last(config: RunConfig, stage: StageIndex) -> bool:
     """Whether this stage computes the loss and sends no activation; in a BlockTrain run every stage does."""
-    return config.kind is RunKind.BLOCKTRAIN or stage == config.training.num_stages - 1
+    return stage == lanes(config).of_stage(stage)[-1]
 
 
 def layers_of(config: RunConfig, stage: StageIndex) -> range:

@@ -1,11 +1,13 @@
 """Stages that train apart, as real processes over HTTP: the same bits as in virtual time, and bytes as the protocol says."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import bittensor as bt
 import msgspec
 import pytest
+import torch
 
 from neurons.exit_codes import ExitCode
 from neurons.scoring import Record
@@ -54,8 +56,18 @@ def in_virtual_time(net: Localnet, record: Record) -> Record:
     return run_virtual(config, record.incentives(), make_corpus(config), plan).record
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As the processes compute; the number of threads decides the order of sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("one_thread")
 def test_processes_over_http_publish_what_one_process_does_to_the_bit(tmp_path: Path) -> None:
     net = Localnet(
         tmp_path, "--kind", "blocktrain", "--stages", "2", "--miners", "3", "--validators", "1", "--epochs", "2",

@@ -182,6 +182,8 @@ class _Round:
             is_audited = self._happens(self._audit_probability(hotkey))
             if is_cheating and self._happens(strategy.rejection):
                 findings.voided.append(hotkey)
+            if is_cheating and strategy.exposure > 0.0 and self._happens(strategy.exposure):
+                self._convict(machine, hotkey, epoch, findings)
             if is_audited:
                 self._audit(machine, hotkey, epoch, is_cheating=is_cheating, findings=findings)
             if is_audited or not self.economy.is_tracked:
@@ -202,10 +204,14 @@ class _Round:
             is_failed = self._judged(is_found=is_found) is Outcome.FAIL
             self.honest_audits += strategy.cheating == 0.0
         if is_failed:
-            findings.failed.append(hotkey)
             machine.absences = []
-            machine.num_convictions += 1
-            machine.convicted_in = epoch if machine.convicted_in is None else machine.convicted_in
+            self._convict(machine, hotkey, epoch, findings)
+
+    @staticmethod
+    def _convict(machine: _Machine, hotkey: Hotkey, epoch: int, findings: _Findings) -> None:
+        findings.failed.append(hotkey)
+        machine.num_convictions += 1
+        machine.convicted_in = epoch if machine.convicted_in is None else machine.convicted_in
 
     def _judged(self, *, is_found: bool) -> Outcome:
         """Verdict of auditor and confirmer, a third deciding a split; copiers do not answer and are drawn over."""

@@ -98,6 +98,14 @@ def test_silence_voids_and_then_bans() -> None:
     assert result.pay < 0.1
 
 
+def test_a_recomputed_shard_convicts_without_an_audit() -> None:
+    ring = Strategy(name="ring", cheating=1.0, exposure=1.0)
+    result = pay_of(ring, audit_probability=0.0, probation_audit_probability=0.0)
+    assert (result.pay, result.epochs_to_detection) == (0.0, 1.0)
+    seldom = msgspec.structs.replace(ring, exposure=0.08)
+    assert 0.0 < pay_of(seldom, audit_probability=0.0, probation_audit_probability=0.0).pay < 0.2
+
+
 def test_one_biased_validator_neither_convicts_nor_saves_anybody() -> None:
     for kind in (ValidatorKind.PASSING, ValidatorKind.FAILING):
         report = simulate(economy(CHEAT, validators=(*HONEST_VALIDATORS, Stake(kind=kind, stake=1.0))), num_rounds=2)

@@ -9,7 +9,7 @@ from incentives.reward import EpochOutcome, Score, scores
 from incentives.weights import weights
 from subnet import wire
 from subnet.config import RunConfig
-from subnet.errors import InvariantBroken, NotFound
+from subnet.errors import InvalidConfig, InvariantBroken, NotFound
 from subnet.orchestration.accounts import Accounts
 from subnet.orchestration.invariants import check_weights
 from subnet.orchestration.ledger import GENESIS_HEAD, Entry, Segment
@@ -50,10 +50,16 @@ class Record:
         return msgspec.json.decode(self.accounts.created.incentives_json, type=IncentiveConfig)
 
     def run_config(self) -> RunConfig:
-        """What the run was created with otherwise. Raises InvariantBroken."""
+        """What the run was created with otherwise. Raises InvariantBroken, InvalidConfig (another version's knobs)."""
         if self.accounts.created is None:
             raise InvariantBroken("the record does not begin with the run's creation")
-        return msgspec.json.decode(self.accounts.created.config_json, type=RunConfig)
+        try:
+            return msgspec.json.decode(self.accounts.created.config_json, type=RunConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(
+                f"this run was created by another version of Strata, whose knobs this one does not know: {error}. "
+                "Install the version that its nodes run."
+            ) from error
 
 
 def outcomes(accounts: Accounts) -> list[EpochOutcome]:

@@ -10,9 +10,8 @@ from typing import Any, assert_never
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
-from subnet.lanes import lanes
 from subnet.model.partition import neighbours_of
-from subnet.orchestration import audits, calibration, flags, late, membership, merge, merge_trust, work
+from subnet.orchestration import audits, calibration, flags, late, membership, merge, merge_trust, quorum, work
 from subnet.orchestration.events import (
     Answer,
     AnyEffect,
@@ -219,17 +218,17 @@ def _forgive(turn: Turn, away_s: float) -> None:
 
 def _advance(turn: Turn) -> None:
     """Leave the phase when what it waits for is complete, or its deadline has passed."""
-    if turn.may_advance or _is_late(turn):
+    if turn.may_advance or quorum.is_late(turn):
         _LEAVING[turn.state.phase](turn)
 
 
 def _leave_training(turn: Turn) -> None:
-    if _training_is_over(turn):
+    if quorum.training_is_over(turn):
         _enter(turn, Phase.COMMITTING, turn.config.deadlines.committing_s)
 
 
 def _leave_committing(turn: Turn) -> None:
-    if not turn.state.current.commit_root and _commits_are_in(turn):
+    if not turn.state.current.commit_root and quorum.commits_are_in(turn):
         merge_trust.note_copies(turn)
         merge.close_commits(turn)
 
@@ -264,66 +263,13 @@ def _enter(turn: Turn, phase: Phase, lasts_s: float) -> None:
     turn.ask(Wake())
 
 
-def _is_late(turn: Turn) -> bool:
-    return turn.now_s >= turn.state.phase_deadline_s
-
-
 def _maybe_start_epoch(turn: Turn) -> None:
-    """With every ready miner of every lane, or, when it is late, with those lanes that can work at all."""
-    state, current = turn.state, turn.state.current
-    is_complete = _is_everybody_ready(turn)
-    if not is_complete and not _is_late(turn):
-        return
-    ready = [
-        tuple(hotkey for hotkey in state.live_members(stage) if state.members[hotkey].ready_epoch == state.epoch)
-        for stage in range(turn.config.training.num_stages)
-    ]
-    can_work = [all(ready[stage] for stage in lane) for lane in lanes(turn.config)]
-    if all(can_work) or (_is_late(turn) and any(can_work)):
-        current.roster = tuple(ready)
-        turn.record(EpochStarted(epoch=current.epoch, beacon=current.beacon, roster=current.roster))
+    roster = quorum.roster(turn)
+    if roster:
+        current = turn.state.current
+        current.roster = roster
+        turn.record(EpochStarted(epoch=current.epoch, beacon=current.beacon, roster=roster))
         _enter(turn, Phase.TRAINING, turn.config.deadlines.training_s)
-
-
-def _is_everybody_ready(turn: Turn) -> bool:
-    """Every live miner holds the epoch's params; before the first epoch it is enough that as many do as the run waits for."""
-    state = turn.state
-    live = (member for member in state.members.values() if member.is_live and member.banned_until < state.epoch)
-    if state.phase is Phase.GATHERING:
-        return sum(member.ready_epoch == state.epoch for member in live) >= turn.config.training.min_miners
-    return all(member.ready_epoch == state.epoch for member in live)
-
-
-def _training_is_over(turn: Turn) -> bool:
-    """Every lane that still has a miner in each stage has done what was asked of it, or time is up."""
-    state = turn.state
-    if _is_late(turn):
-        return True
-    live = [state.live_roster(stage) for stage in range(len(state.current.roster))]
-    working = [lane for lane in lanes(turn.config) if all(live[stage] for stage in lane)]
-    return bool(working) and all(_has_quorum(turn, live[stage]) for lane in working for stage in lane)
-
-
-def _has_quorum(turn: Turn, live: list[Hotkey]) -> bool:
-    training = turn.config.training
-    done = [hotkey for hotkey in live if _num_credited(turn.state, hotkey) >= training.target_batches]
-    return len(done) >= training.quorum * len(live)
-
-
-def _num_credited(state: State, hotkey: Hotkey) -> int:
-    work_done = state.current.work.get(hotkey)
-    return len(work_done.credited) if work_done else 0
-
-
-def _commits_are_in(turn: Turn) -> bool:
-    state, current = turn.state, turn.state.current
-    if _is_late(turn):
-        return True
-    return all(
-        hotkey in current.commits or not state.is_at_work(hotkey, stage)
-        for stage, miners in enumerate(current.roster)
-        for hotkey in miners
-    )
 
 
 def _root_included(turn: Turn, event: RootIncluded) -> None:
@@ -352,7 +298,7 @@ def _block_seen(turn: Turn, event: BlockSeen) -> None:
 
 def _uploads_are_in(turn: Turn) -> bool:
     current = turn.state.current
-    return _is_late(turn) or all(hotkey in current.uploaded for hotkey in current.commits)
+    return quorum.is_late(turn) or all(hotkey in current.uploaded for hotkey in current.commits)
 
 
 def _maybe_publish(turn: Turn) -> None:
@@ -402,7 +348,7 @@ def _seal(turn: Turn) -> None:
 
 
 def _is_evaluated(turn: Turn) -> bool:
-    return _is_late(turn) or all(evaluation.loss is not None for evaluation in turn.state.evaluations.values())
+    return quorum.is_late(turn) or all(evaluation.loss is not None for evaluation in turn.state.evaluations.values())
 
 
 _LEAVING = {

@@ -10,6 +10,7 @@ from neurons.local.notes import Counters, Repeated, Trained
 from neurons.local.plan import Part
 from neurons.settings import NodeConfig
 from subnet import wire
+from subnet.config import RunKind
 from subnet.orchestration.ledger import Evaluated
 from subnet.types import Epoch, Hotkey, Metagraph, Outcome, Record, StageIndex, Uid
 
@@ -220,6 +221,7 @@ def _cheat_row(evidence: Evidence, hotkey: Hotkey, part: Part) -> CheatRow:
         if verdict.hotkey == hotkey and verdict.outcome is Outcome.FAIL
     ]
     measured = next((verdict.measures for verdict in verdicts if verdict.measures is not None), None)
+    has_cuts = evidence.config.run.kind is RunKind.PIPELINE  # elsewhere nothing is sent that a cosine could be taken of
     boards = evidence.history.boards
     zero = next(
         (
@@ -234,9 +236,9 @@ def _cheat_row(evidence: Evidence, hotkey: Hotkey, part: Part) -> CheatRow:
         kind=part.cheat,
         convicted_in_epoch=convictions[0].epoch if convictions else None,
         reason=verdicts[0].reason if verdicts else "",
-        published_rule_passes=verdicts[0].published_rule_passes if verdicts else None,
-        cosine=measured.cosine if measured else None,
-        rel_d=measured.rel_d_max if measured else None,
+        published_rule_passes=verdicts[0].published_rule_passes if verdicts and has_cuts else None,
+        cosine=measured.cosine if measured and has_cuts else None,
+        rel_d=measured.rel_d_max if measured and has_cuts else None,
         score_zero_after_epochs=None if zero is None else zero - int(first),
     )
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from subnet import wire
-from subnet.config import BlockTrainConfig, RunConfig, RunKind
+from subnet.config import BlockTrainConfig, Objective, RunConfig, RunKind
 from subnet.lanes import lanes
-from subnet.orchestration import late
+from subnet.orchestration import late, views
 from subnet.orchestration.accounts import Accounts
 from subnet.orchestration.events import HeardFrom
 from subnet.orchestration.invariants import check_record, check_state
@@ -15,7 +15,7 @@ from subnet.orchestration.merge import merged_in_time, merged_shards
 from subnet.orchestration.rounds import Participation, mean_losses, participation
 from subnet.orchestration.state import StageMerge
 from subnet.types import Epoch, Hotkey, Phase, StageIndex
-from tests.unit.orchestration import CONFIG, MINERS, Run, passes
+from tests.unit.orchestration import CONFIG, MINERS, START, Run, passes
 
 SIX = MINERS
 """Joined in this order: m1 at stage 2, m2 at 1, m3 at 0, and once more round."""
@@ -178,6 +178,21 @@ def test_mean_losses_are_told_by_stage() -> None:
     for miner in SIX[:2]:
         run.work(run.lease(miner)[0])
     assert mean_losses(accounts(run).epoch(Epoch(0)), lanes(run.config)) == (None, 1.5, 1.5)
+
+
+def test_miners_and_auditors_are_told_what_the_neighbours_of_a_stage_were_published_as() -> None:
+    """A greedy stage computes with those below it."""
+    run = begun(apart())
+    run.state.snapshots = tuple(msgspec.structs.replace(START, key=f"s{stage}") for stage in range(3))
+    told = {run.stage_of(miner): views.directive(run.state, miner).snapshots for miner in SIX}
+    assert {stage: [ref.key for ref in refs] for stage, refs in told.items()} == {0: [], 1: ["s0"], 2: ["s0", "s1"]}
+    run.train()
+    run.commit()
+    for (_, miner), case in run.state.cases.items():
+        assert case.challenge.neighbours == told[run.stage_of(miner)]
+    assert len(run.state.cases) == 6
+    diffusion = msgspec.structs.replace(apart(), blocktrain=BlockTrainConfig(objective=Objective.DIFFUSION))
+    assert not any(views.directive(begun(diffusion).state, miner).snapshots for miner in SIX)
 
 
 # ---- updates that come late ----

@@ -11,7 +11,7 @@ from neurons.scoring import scored
 from neurons.settings import LocalnetOptions, NodeConfig
 from neurons.virtual import VirtualPlan, VirtualResult, run_virtual
 from subnet.adapters.corpus import make_corpus
-from subnet.config import RunConfig
+from subnet.config import RunConfig, RunKind
 from subnet.sim.strategies import make_worker
 from subnet.training.pipeline import StageWorker
 from subnet.types import NumericMode, StageIndex
@@ -40,7 +40,7 @@ def run_simulated(config: NodeConfig, options: LocalnetOptions) -> int:
     )
     result = run_virtual(config.run, config.incentives, make_corpus(config.run), plan)
     out = console()
-    out.print(Group(_losses(result), _miners(result, options)))
+    out.print(Group(_losses(result, config.run), _miners(result, options)))
     entries = result.record.entries
     virtual_s = entries[-1].at_s - entries[0].at_s
     out.print(
@@ -50,8 +50,9 @@ def run_simulated(config: NodeConfig, options: LocalnetOptions) -> int:
     return 0
 
 
-def _losses(result: VirtualResult) -> Table:
-    table = Table("epoch", "held-out loss", "wires zeroed", box=None, pad_edge=False)
+def _losses(result: VirtualResult, run: RunConfig) -> Table:
+    without = "first stage alone" if run.kind is RunKind.BLOCKTRAIN else "wires zeroed"
+    table = Table("epoch", "held-out loss", without, box=None, pad_edge=False)
     for epoch, account in sorted(result.record.accounts.epochs.items()):
         if account.evaluation is not None:
             found = account.evaluation

@@ -1,11 +1,14 @@
 """`strata audit`: recompute every score from the public record, and compare it with what validators posted and the chain has."""
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
 from neurons import checks, limit_checks, trust_checks
+from neurons.ack_checks import check_acks, read_acks
 from neurons.checks import Finding, History, read_history
 from neurons.exit_codes import ExitCode
 from neurons.local.chain import read_genesis
@@ -23,7 +26,11 @@ from neurons.sources import (
 )
 from subnet.adapters.auth import KeypairSigner
 from subnet.errors import InvalidConfig
+from subnet.receipts import KeptAck
 from subnet.types import Hotkey, Record
+
+_VERIFY = KeypairSigner.from_uri("//audit").verify
+"""Signs nothing; any key can verify."""
 
 
 class Audit(Record, frozen=True):
@@ -46,14 +53,16 @@ def run_audit(
     netuid: int | None = None,
     is_json: bool = False,
     num_replays: int = 0,
+    acks: str | None = None,
 ) -> int:
     """Audit a local subnet's directory or a run's public URL; returns 0 only if all is equal. Raises StartupRefused."""
+    kept = read_acks(Path(acks).expanduser()) if acks else []
     if is_url(target):
         if num_replays:
             raise InvalidConfig("--replay needs the run's objects: name the directory that holds them, not a URL")
-        found = asyncio.run(_audit_url(target, chain, netuid))
+        found = asyncio.run(_audit_url(target, chain, netuid, kept))
     else:
-        found = asyncio.run(_audit_directory(layout_of(target), chain))
+        found = asyncio.run(_audit_directory(layout_of(target), chain, kept))
         if num_replays and found.findings[0].holds:
             found = _with_replays(found, layout_of(target), num_replays)
     out = console()
@@ -76,23 +85,25 @@ def _with_replays(found: Audit, layout: Layout, count: int) -> Audit:
     )
 
 
-async def _audit_directory(layout: Layout, chain_url: str | None) -> Audit:
+async def _audit_directory(layout: Layout, chain_url: str | None, acks: Sequence[KeptAck]) -> Audit:
     segments = stored_segments(layout)
     on_chain = await chain_of_directory(layout, chain_url)
-    return _judge(segments, read_genesis(layout).owner_hotkey, on_chain)
+    return _judge(segments, read_genesis(layout).owner_hotkey, on_chain, acks)
 
 
-async def _audit_url(url: str, chain_url: str | None, netuid: int | None) -> Audit:
+async def _audit_url(url: str, chain_url: str | None, netuid: int | None, acks: Sequence[KeptAck]) -> Audit:
     on_chain = await chain_of_url(chain_url, netuid)
     segments = await read_sealed(url, on_chain.discovery)
-    return _judge(segments, on_chain.metagraph.owner_hotkey, on_chain)
+    return _judge(segments, on_chain.metagraph.owner_hotkey, on_chain, acks)
 
 
-def _judge(segments: list[bytes], owner: Hotkey, on_chain: OnChain) -> Audit:
+def _judge(segments: list[bytes], owner: Hotkey, on_chain: OnChain, acks: Sequence[KeptAck]) -> Audit:
     history, whole = read_history(segments, owner=owner)
     findings = [whole]
     if whole.holds:
         findings += _compared(history, on_chain)
+        if acks:
+            findings.append(check_acks(history, acks, _VERIFY))
     created = history.record.accounts.created
     return Audit(
         run_id=created.run_id if created else on_chain.discovery.r,
@@ -106,14 +117,13 @@ def _judge(segments: list[bytes], owner: Hotkey, on_chain: OnChain) -> Audit:
 
 
 def _compared(history: History, on_chain: OnChain) -> list[Finding]:
-    verify = KeypairSigner.from_uri("//audit").verify  # signs nothing; any key can verify
     return [
         checks.check_invariants(history),
-        checks.check_verdicts(history, verify),
+        checks.check_verdicts(history, _VERIFY),
         checks.check_commit_roots(history),
         trust_checks.check_audit_draws(history),
         limit_checks.check_limits(history),
-        trust_checks.check_flags(history, verify),
+        trust_checks.check_flags(history, _VERIFY),
         trust_checks.check_shard_audits(history),
         checks.check_posted(history),
         checks.check_roots(history, on_chain.discovery),

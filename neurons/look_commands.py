@@ -21,17 +21,22 @@ def audit(
         int,
         typer.Option("--replay", metavar="N", min=0, help="Also replay N drawn audited segments from DIR's objects."),
     ] = 0,
+    acks: Annotated[
+        str | None,
+        typer.Option("--acks", metavar="FILE", help="Also compare with what a miner was acknowledged: its ack-*.json."),
+    ] = None,
 ) -> None:
     """Recompute every score from the public record; needs no key.
 
     \b
     strata audit localnet
     strata audit localnet --replay 5
+    strata audit localnet --acks localnet/nodes/m1/work
     strata audit https://strata.example.org --netuid 12
 
     Exit code 0: all equal. 1: not equal, and it says which event.
     """
-    enter("audit", target, chain, netuid, as_json, replay)
+    enter("audit", target, chain, netuid, as_json, replay, acks)
 
 
 def explain(

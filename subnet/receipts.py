@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import blake3
 import msgspec
 
-from subnet.types import Digest, Epoch, Hotkey, Lease, LossFlag, Receipt, Verdict
+from subnet.types import Digest, Epoch, Hotkey, Lease, LossFlag, Receipt, Record, Verdict
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -59,6 +59,17 @@ def lease_bytes(lease: Lease) -> bytes:
 def ack_bytes(run_id: str, *, epoch: Epoch, hotkey: Hotkey, num_receipts: int, head: Digest) -> bytes:
     """What the orchestrator signs when it has recorded a miner's chain up to `head`."""
     return b"strata/ack/1\n" + canonical([run_id, epoch, hotkey, num_receipts, head])
+
+
+class KeptAck(Record, frozen=True):
+    """An acknowledgement as a miner keeps it: the orchestrator's signature under `ack_bytes` of the other fields."""
+
+    run_id: str
+    epoch: Epoch
+    hotkey: Hotkey
+    num_receipts: int
+    head: Digest
+    signature: str
 
 
 def verdict_bytes(verdict: Verdict) -> bytes:

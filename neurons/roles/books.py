@@ -12,6 +12,8 @@ from subnet.types import NO_DIGEST, Checkpoint, Digest, Direction, Epoch, Hotkey
 from subnet.validation.evidence import Evidence, decode_evidence, encode_evidence
 
 EPOCHS_KEPT = 3
+ACKS_KEPT = 1000
+"""Epochs whose acknowledgement stays on disk: some 300 bytes each, and all that proves an omission later."""
 PROGRESS = "progress.json"
 
 
@@ -33,6 +35,11 @@ def checkpoint_name(epoch: Epoch, index: int) -> str:
 def evidence_name(epoch: Epoch, segment: int) -> str:
     """File of a segment's records."""
     return f"e{epoch:06d}-evidence-{segment:04d}.msgpack"
+
+
+def ack_name(epoch: Epoch) -> str:
+    """File of the newest acknowledgement of an epoch."""
+    return f"ack-{epoch:06d}.json"
 
 
 class Books:
@@ -119,6 +126,22 @@ class Books:
         del self._unacked[: num_receipts - self.num_acked]
         self.num_acked = num_receipts
 
+    async def keep_ack(self, ack: wire.Ack) -> None:
+        """Keep the orchestrator's signed word on what it has of this epoch, for `strata audit --acks`."""
+        kept = receipts.KeptAck(
+            run_id=self._run_id,
+            epoch=ack.epoch,
+            hotkey=self._hotkey,
+            num_receipts=ack.num_receipts,
+            head=ack.head,
+            signature=ack.signature,
+        )
+        await self._disk.write(ack_name(ack.epoch), wire.encode(kept))
+
+    async def forget_ack(self) -> None:
+        """Receipts after the newest checkpoint will be cut off: what was acknowledged of them is no more."""
+        await self._disk.delete(ack_name(self.epoch))
+
     async def checkpoint(self, data: bytes, *, num_steps: int) -> None:
         """Close the current segment with a checkpoint: evidence first, then state, then the note that both are there."""
         index = len(self.checkpoints)
@@ -150,6 +173,7 @@ class Books:
 
     async def _forget_old(self) -> None:
         oldest = f"e{max(0, self.epoch - EPOCHS_KEPT + 1):06d}"
+        oldest_ack = ack_name(Epoch(max(0, self.epoch - ACKS_KEPT + 1)))
         for name in await self._disk.names():
-            if name.startswith("e") and name < oldest:
+            if (name.startswith("e") and name < oldest) or (name.startswith("ack-") and name < oldest_ack):
                 await self._disk.delete(name)

@@ -324,6 +324,7 @@ class Miner:
             answer = await self._ports.control.call(request)
             if isinstance(answer, wire.Ack) and answer.epoch == stage.books.epoch:
                 stage.books.acknowledged(answer.num_receipts)
+                await stage.books.keep_ack(answer)
 
     async def _answer_challenges(self) -> None:
         answered: dict[tuple[Epoch, int], None] = {}

@@ -101,6 +101,7 @@ class Starting:
             stage.books.acknowledged(stage.books.num_receipts)
             stage.upload, stage.committed_epoch = upload_bytes(anchor, stage.worker.params()), directive.epoch
         else:
+            await stage.books.forget_ack()
             request = wire.Resume(epoch=directive.epoch, num_receipts=stage.books.num_receipts, head=stage.books.head)
             answer = await self._ports.control.call(request)
             if isinstance(answer, wire.Resumed):

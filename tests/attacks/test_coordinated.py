@@ -58,7 +58,7 @@ def test_what_colluders_within_the_honest_spread_can_move_is_bounded(
 def test_colluders_within_the_honest_spread_are_convicted_by_their_checkpoints() -> None:
     """Their passes replay; their uploads are not what they trained, and that is compared to the bit."""
     ring = LittleIsEnough(2, z=1.5, chunk_bytes=CONFIG.merge.chunk_bytes)
-    config = altered(THREE_A_STAGE, audit={"checkpoint_every": 100})
+    config = altered(THREE_A_STAGE, training={"num_epochs": 1}, audit={"checkpoint_every": 100})
     trial = with_ports(ring.ports, ring.ports, stage=1, config=config, num_miners=9, worker=ring.worker)
     check_found(trial, within_epochs=1)
     assert not [fact for fact in trial.facts if isinstance(fact, UploadCopied)]
@@ -120,7 +120,7 @@ def test_colluders_on_their_one_mutual_shard_agree_with_everybody_else_and_are_f
 @pytest.mark.parametrize("factor", [1.1, 0.9])
 def test_who_frames_a_miner_or_hides_one_is_convicted_and_its_victim_is_not(factor: float) -> None:
     gossip = Gossip(factor)
-    config = altered(QUICK, training={"min_miners": NUM_MINERS}, audit={"checkpoint_every": 100})
+    config = altered(QUICK, training={"min_miners": NUM_MINERS, "num_epochs": 1}, audit={"checkpoint_every": 100})
     trial = with_ports(gossip.ports, stage=NUM_STAGES - 1, config=config, worker=gossip.worker)
     check_found(trial, within_epochs=1)
 

@@ -141,7 +141,7 @@ def test_localnet_takes_its_flags_over_the_local_preset(
 def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]) -> None:
     assert typed("audit some/dir") == 0
     assert typed("init-run --netuid 3 --url http://h:1 --run-id r") == 0
-    assert received[0] == ("some/dir", None, None, False, 0)
+    assert received[0] == ("some/dir", None, None, False, 0, None)
     assert received[1][1:] == ("http://h:1", "r")
     assert typed("audit some/dir --replay 3") == 0
     assert typed("explain 5abc") == 0
@@ -149,7 +149,7 @@ def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]
     assert typed("clasp some/dir --epoch 2 --png c.png") == 0
     assert typed("simulate --config c.toml --set audit.probability=0.2 --sweep gamma=5,10 --epochs 9") == 0
     assert received[2:] == [
-        ("some/dir", None, None, False, 3),
+        ("some/dir", None, None, False, 3, None),
         ("5abc", "localnet", None, None),
         ("some/dir", 2, "a.png"),
         ("some/dir", 2, "c.png"),

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from neurons.roles.books import EPOCHS_KEPT, PROGRESS, Books, checkpoint_name, evidence_name
-from subnet import receipts
+from neurons.roles.books import ACKS_KEPT, EPOCHS_KEPT, PROGRESS, Books, ack_name, checkpoint_name, evidence_name
+from subnet import receipts, wire
 from subnet.adapters.memory import MemoryDisk
 from subnet.frames import digest
 from subnet.types import Direction, Epoch, Hotkey, Receipt, SampleId, StageIndex
@@ -34,6 +34,23 @@ async def segment(mine: Books, first: int, *, data: bytes) -> None:
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         mine.record(receipt(first, direction, b"%d" % first), b"%d" % first)
     await mine.checkpoint(data, num_steps=len(mine.checkpoints))
+
+
+async def test_the_newest_acknowledgement_of_each_epoch_is_kept() -> None:
+    disk = MemoryDisk()
+    mine = books(disk)
+    for epoch in (0, 1, ACKS_KEPT):
+        await mine.open(Epoch(epoch), b"start")
+        for count in (1, 2):
+            ack = wire.Ack(epoch=Epoch(epoch), num_receipts=count, head=digest(b"head"), signature="s")
+            await mine.keep_ack(ack)
+    assert await disk.read(ack_name(Epoch(0))) is None, "a thousand epochs are enough"
+    data = await disk.read(ack_name(Epoch(1)))
+    assert data is not None
+    kept = msgspec.json.decode(data, type=receipts.KeptAck)
+    assert (kept.run_id, kept.hotkey, kept.num_receipts, kept.signature) == ("run", ME, 2, "s")
+    await mine.forget_ack()
+    assert await disk.read(ack_name(Epoch(ACKS_KEPT))) is None
 
 
 async def test_a_chain_grows_and_is_acknowledged() -> None:

@@ -43,7 +43,7 @@ from subnet.orchestration.events import (
     decode_event,
     encode_event,
 )
-from subnet.orchestration.segments import encode_segment
+from subnet.orchestration.segments import encode_segment, segment_key
 from subnet.orchestration.state import State
 from subnet.orchestration.work import sign_leases
 from subnet.ports import BlobStore, Chain, Clock, Signer, StateStore
@@ -56,11 +56,6 @@ RETRY_S = 1.0
 BATCH = 256
 UNITS_PER_EVENT = 32
 """Units of work looked at by the invariants for each event: about a tenth of what stepping one costs, however long the epoch."""
-
-
-def segment_key(run_id: str, index: int) -> str:
-    """Where a sealed segment of the ledger lies."""
-    return f"runs/{run_id}/ledger/{index:06d}"
 
 
 @dataclass(slots=True)

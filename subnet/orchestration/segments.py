@@ -10,6 +10,11 @@ from subnet.receipts import canonical
 from subnet.types import Digest
 
 
+def segment_key(run_id: str, index: int) -> str:
+    """Where a sealed segment of the ledger lies."""
+    return f"runs/{run_id}/ledger/{index:06d}"
+
+
 class _Opening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """First line of a segment object."""
 

@@ -55,8 +55,8 @@ class Objective(enum.StrEnum):
     """Denoise the embedding of the next token within a band of noise levels; nothing trained is shared between stages."""
     GREEDY = "greedy"
     """Predict the next token with a head of its own, from what the published stages below make of the text."""
-    LOOKAHEAD = "lookahead"
-    """As greedy, and the published stages just above, held still, predict from this stage's output too."""
+    POOLED = "pooled"
+    """As greedy, but every stage also reads the tokens itself, and what the stages predict is pooled (DESIGN D53)."""
 
 
 class DiffusionContext(enum.StrEnum):
@@ -236,8 +236,6 @@ class BlockTrainConfig(Record, frozen=True):
     p_std: Positive = 1.2
     overlap: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     """Exponent g by which a stage's band of noise levels is widened for training: by (high / low)^g at each end."""
-    num_ahead: Count = 1
-    """Stages above that a lookahead stage predicts through, as far as there are any."""
     max_staleness: Annotated[int, Meta(ge=0, le=64)] = 0
     """Epochs by which an update that was committed in time may be uploaded late and still be merged (papers.md B3)."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from subnet.config import RunConfig
+from subnet.config import Objective, RunConfig
 from subnet.model.blocks import Predicted, build_block
 from subnet.model.flat import unflatten
 from subnet.model.noise import band_of, codebook
@@ -42,18 +42,24 @@ class _Stack:
 
 
 class PredictingStack(_Stack):
-    """Greedy or lookahead stages: every depth has a likelihood of its own.
+    """Greedy or pooled stages: every depth has a likelihood of its own.
 
     Raises ProtocolViolation when a vector is not the params of its stage.
     """
 
     def logits(self, ids_BT: Tensor) -> Iterator[Tensor]:
-        """(B, T, V) at each depth, the shallowest first."""
+        """(B, T, V) at each depth, the shallowest first: of its own head, or the mean of all heads so far where they are pooled.
+
+        A mean of logits is the normalised geometric mean of probabilities: stages err in different places.
+        """
+        is_pooled = self.config.blocktrain.objective is Objective.POOLED
         stream_BTD: Tensor | None = None
-        for module, params in zip(self._modules, self._params, strict=True):
+        total_BTV: Tensor | None = None
+        for depth, (module, params) in enumerate(zip(self._modules, self._params, strict=True)):
             found: Predicted = functional_call(module, params, (stream_BTD, ids_BT))
             assert found.logits is not None
-            yield found.logits
+            total_BTV = found.logits if total_BTV is None else total_BTV + found.logits
+            yield total_BTV / (depth + 1) if is_pooled else found.logits
             stream_BTD = found.stream
 
 

@@ -56,6 +56,8 @@ def is_plain_llama(config: RunConfig) -> bool:
 def stages_of(config: RunConfig, depth: int | None) -> list[StageIndex]:
     """The stages that are exported: all, or the lowest `depth` that predict by themselves. Raises InvalidConfig."""
     num_stages = config.training.num_stages
+    if config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.POOLED:
+        raise InvalidConfig("stages of the objective pooled are no Llama and cannot be exported; strata eval reads them")
     if depth is not None and (config.kind is not RunKind.BLOCKTRAIN or is_denoising(config)):
         raise InvalidConfig("--depth is for stages that each predict by themselves; this run's do not")
     if depth is not None and not 1 <= depth <= num_stages:

@@ -43,9 +43,7 @@ def neighbours_of(config: RunConfig, stage: StageIndex) -> tuple[StageIndex, ...
     """Other stages whose published params a worker of `stage` computes with, and never changes; in a pipeline none."""
     if config.kind is RunKind.PIPELINE or config.blocktrain.objective is Objective.DIFFUSION:
         return ()
-    above = config.blocktrain.num_ahead if config.blocktrain.objective is Objective.LOOKAHEAD else 0
-    last = min(config.training.num_stages - 1, stage + above)
-    return tuple(StageIndex(other) for other in range(last + 1) if other != stage)
+    return tuple(StageIndex(other) for other in range(stage))
 
 
 def boundary_width(model: ModelConfig) -> int:
@@ -106,9 +104,10 @@ def _sending_shapes(model: ModelConfig, *, cut: int, layer: int) -> Shapes:
 
 
 def _block_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
-    """Of a stage that trains alone: always with a head; the embedding is left out where the stream comes from below."""
+    """Of a stage that trains alone: always with a head; a greedy one above the first has no embedding."""
     model, name = config.model, f"blocks.{stage}"
     is_denoising = config.blocktrain.objective is Objective.DIFFUSION
+    is_pooled = config.blocktrain.objective is Objective.POOLED
     shapes: Shapes = {
         f"{name}.norm.weight": (model.width,),
         f"{name}.lm_head.weight": (model.vocab_size, model.width),
@@ -117,8 +116,10 @@ def _block_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
         shapes |= _layer_shapes(model, f"{name}.layers.{layer}")
         if is_denoising:
             shapes[f"{name}.layers.{layer}.modulation.weight"] = (6 * model.width, TIME_WIDTH)
-    if is_denoising or stage == 0:
+    if is_denoising or is_pooled or stage == 0:
         shapes[f"{name}.embed_tokens.weight"] = (model.vocab_size, model.width)
+    if is_pooled and stage > 0:
+        shapes[f"{name}.below_norm.weight"] = (model.width,)
     if is_denoising:
         shapes[f"{name}.noisy.weight"] = (model.width, model.width)
         shapes[f"{name}.time.inner.weight"] = (TIME_WIDTH, TIME_FEATURES)
@@ -165,17 +166,10 @@ def stage_flops(config: RunConfig, stage: StageIndex) -> int:
     """Floating point operations of forward and backward of one microbatch, matrix products only.
 
     A product costs 2 for each multiply and add; backward costs twice the forward. Causal attention counts the half of the
-    scores that is used. Published stages that a BlockTrain worker computes with count as far as it runs them: forward below,
-    forward and the gradient of their input above.
+    scores that is used. Published stages that a BlockTrain worker computes with count as it runs them: forward, without head.
     """
-    total = 3 * _forward_flops(config, stage)
-    for other in neighbours_of(config, stage):
-        is_end = other == neighbours_of(config, stage)[-1]
-        if other < stage:
-            total += _forward_flops(config, other, with_head=False)
-        else:
-            total += 2 * _forward_flops(config, other, with_head=is_end)
-    return total
+    below = sum(_forward_flops(config, other, with_head=False) for other in neighbours_of(config, stage))
+    return 3 * _forward_flops(config, stage) + below
 
 
 def _forward_flops(config: RunConfig, stage: StageIndex, *, with_head: bool = True) -> int:

@@ -80,43 +80,30 @@ def weighted_loss(blocktrain: BlockTrainConfig, logits_BTV: Tensor, targets_BT: 
     return (nats_BT.mean(dim=1) * weight_B).mean()
 
 
-def cross_entropy(predicted: Predicted, targets_BT: Tensor) -> Tensor:
-    """Mean nats for each token."""
-    assert predicted.logits is not None
-    return functional.cross_entropy(predicted.logits.flatten(0, 1), targets_BT.flatten())
-
-
-class Greedy:
-    """Next-token loss of a stage's own head over the published stages below, and through those just above where there are any."""
+class NextToken:
+    """Next-token loss of a stage's own head over the published stages below: the greedy and the pooled objective."""
 
     def __init__(self, config: RunConfig, stage: StageIndex, neighbours: Mapping[StageIndex, Params]) -> None:
         needed = neighbours_of(config, stage)
         if tuple(sorted(neighbours)) != needed:
             raise InvariantBroken(f"stage {stage} computes with published stages {needed}, given {sorted(neighbours)}")
-        self._below = [(_predicting(config, other), neighbours[other]) for other in needed if other < stage]
-        self._above = [(_predicting(config, other), neighbours[other]) for other in needed if other > stage]
+        self._below = [(_predicting(config, other), neighbours[other]) for other in needed]
 
     @torch.no_grad()
     def given(self, epoch: int, sample: int, tokens: Tensor) -> Tensor | None:
         """The stream that the stage below would send."""
         stream_BTD: Tensor | None = None
         for module, params in self._below:
-            below: Predicted = functional_call(
-                module, dict(params), (stream_BTD, tokens[:, :-1]), {"with_logits": False}
-            )
+            arguments = (stream_BTD, tokens[:, :-1])
+            below: Predicted = functional_call(module, dict(params), arguments, {"with_logits": False})
             stream_BTD = below.stream
         return stream_BTD
 
     def loss(self, module: nn.Module, params: Params, given: Given, tokens: Tensor) -> Tensor:
-        """Own cross entropy, and that of the topmost stage above added to it."""
-        ids_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
-        own: Predicted = functional_call(module, dict(params), (given, ids_BT))
-        total = cross_entropy(own, targets_BT)
-        reached = own
-        for position, (upper, published) in enumerate(self._above, start=1):
-            is_top = position == len(self._above)
-            reached = functional_call(upper, dict(published), (reached.stream, ids_BT), {"with_logits": is_top})
-        return total if reached is own else total + cross_entropy(reached, targets_BT)
+        """Mean cross entropy."""
+        own: Predicted = functional_call(module, dict(params), (given, tokens[:, :-1]))
+        assert own.logits is not None
+        return functional.cross_entropy(own.logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def _predicting(config: RunConfig, stage: StageIndex) -> PredictingBlock:
@@ -135,4 +122,4 @@ def make_objective(
     if config.blocktrain.objective is Objective.DIFFUSION:
         return Diffusion(config, stage)
     opened = {other: unflatten(vector, param_shapes(config, other)) for other, vector in sorted(neighbours.items())}
-    return Greedy(config, stage, opened)
+    return NextToken(config, stage, opened)

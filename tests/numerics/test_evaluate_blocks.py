@@ -20,7 +20,7 @@ from subnet.model.init import initial_params
 from subnet.model.noise import unit_noise
 from subnet.types import StageIndex
 from tests.numerics.support import PatternCorpus
-from tests.numerics.test_blocktrain import CONCAT, GREEDY, LOOKAHEAD, SINGLE, alone, train_on, worker_of
+from tests.numerics.test_blocktrain import CONCAT, GREEDY, POOLED, SINGLE, alone, train_on, worker_of
 
 Vectors = list[npt.NDArray[np.float32]]
 
@@ -57,12 +57,12 @@ def test_the_sweep_starts_from_noise_alone_and_steps_down_the_bands() -> None:
     assert torch.allclose(second, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("blocktrain", [SINGLE, CONCAT, GREEDY, LOOKAHEAD])
+@pytest.mark.parametrize("blocktrain", [SINGLE, CONCAT, GREEDY, POOLED])
 def test_nothing_leaks_from_the_target_and_the_control_does(blocktrain: BlockTrainConfig) -> None:
     config = alone(blocktrain)
     found = leak_test(config, trained(config, 4), PatternCorpus(config))
     assert found.is_passed and not found.from_noise
-    assert found.around_target is (None if blocktrain in (GREEDY, LOOKAHEAD) else True)
+    assert found.around_target is (None if blocktrain in (GREEDY, POOLED) else True)
 
 
 def test_fresh_stages_know_nothing() -> None:

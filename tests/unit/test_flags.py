@@ -109,7 +109,12 @@ def config_of(probability: float = 0.0) -> RunConfig:
 
 def turn_at(epoch: int) -> Turn:
     state = State(
-        run_id="r", snapshots=(ref("a"), ref("b")), registered={V: 1, W: 1}, permits=(V, W), auditors={V: True}
+        run_id="r",
+        snapshots=(ref("a"), ref("b")),
+        neighbours=((), ()),
+        registered={V: 1, W: 1},
+        permits=(V, W),
+        auditors={V: True},
     )
     state.members = {
         hotkey: Member(

@@ -100,6 +100,17 @@ def test_miners_that_always_work_together_cannot_be_told_apart() -> None:
     assert fit.condition > 1e12
 
 
+def test_balanced_pathways_give_every_miner_its_turn_and_random_ones_do_not() -> None:
+    counts = {
+        routing: np.bincount(
+            Scenario(routing=routing).draw(1_000, np.random.default_rng(1)).members_kf[:, 2], minlength=5
+        )
+        for routing in (Routing.BALANCED, Routing.RANDOM)
+    }
+    assert counts[Routing.BALANCED].tolist() == [200] * 5
+    assert counts[Routing.RANDOM].max() > 205
+
+
 def test_a_sticky_design_is_worse_than_a_balanced_one() -> None:
     rng = np.random.default_rng(2)
     conditions = []

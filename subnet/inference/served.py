@@ -9,7 +9,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from subnet.config import Bottleneck, ModelConfig, RunConfig, RunKind, TrainingConfig
+from subnet.config import (
+    BlockTrainConfig,
+    Bottleneck,
+    DiffusionContext,
+    ModelConfig,
+    Objective,
+    RunConfig,
+    RunKind,
+    TrainingConfig,
+)
 from subnet.errors import InvalidConfig
 from subnet.model.export import DENOISING_TYPE
 from subnet.model.partition import layers_of, param_shapes
@@ -104,11 +113,21 @@ class ServedModel(Record, frozen=True):
         return names
 
 
+class _Noise(msgspec.Struct):
+    """Of stages that denoise (model.export.DENOISING_FIELDS)."""
+
+    context: DiffusionContext
+    sigma_min: float
+    sigma_max: float
+    sigma_data: float
+    p_mean: float
+    p_std: float
+
+
 class _Stored(msgspec.Struct):
     """The fields of config.json that are read; Hugging Face writes many more."""
 
     model_type: str
-    run_config: RunConfig | None = None
     vocab_size: int = 0
     hidden_size: int = 0
     intermediate_size: int = 0
@@ -131,7 +150,9 @@ class _Stored(msgspec.Struct):
     bottleneck: Bottleneck = Bottleneck.NONE
     bottleneck_width: int = 1
     has_anchor: bool = False
-    num_stages: int = 1
+    num_stages: Annotated[int, Meta(ge=1)] = 1
+    codebook_seed: int = 0
+    denoising: _Noise | None = None
 
     @property
     def rope(self) -> dict[str, float | int | str]:
@@ -145,9 +166,8 @@ def read_config(data: bytes) -> ServedModel:
         stored = msgspec.json.decode(data, type=_Stored)
     except msgspec.DecodeError as error:
         raise InvalidConfig(f"config.json: {error}") from error
-    if stored.model_type == DENOISING_TYPE and stored.run_config is not None:
-        run = stored.run_config
-        return ServedModel(run=run, has_cuts=True, dtype="float32", max_positions=run.training.num_tokens)
+    if stored.model_type == DENOISING_TYPE and stored.denoising is not None:
+        return _denoising(stored, stored.denoising)
     if stored.model_type not in ("llama", "strata"):
         raise InvalidConfig(f"model_type must be llama or strata, config.json says {stored.model_type!r}")
     _refuse_unknown(stored)
@@ -162,6 +182,14 @@ def read_config(data: bytes) -> ServedModel:
         is_tied=stored.tie_word_embeddings,
         rope=_rope_scaling(stored),
     )
+
+
+def _denoising(stored: _Stored, noise: _Noise) -> ServedModel:
+    model = msgspec.structs.replace(_shape(stored), seed=stored.codebook_seed)
+    training = TrainingConfig(num_stages=stored.num_stages, num_tokens=stored.max_position_embeddings)
+    blocktrain = BlockTrainConfig(objective=Objective.DIFFUSION, **msgspec.structs.asdict(noise))
+    run = RunConfig(kind=RunKind.BLOCKTRAIN, model=model, training=training, blocktrain=blocktrain)
+    return ServedModel(run=run, has_cuts=True, dtype="float32", max_positions=stored.max_position_embeddings)
 
 
 def _refuse_unknown(stored: _Stored) -> None:

@@ -33,6 +33,8 @@ from subnet.types import StageIndex
 CLASS_FILE = "modeling_strata.py"
 DENOISING_TYPE = "strata_denoising"
 """`model_type` of stages that denoise."""
+DENOISING_FIELDS = ("context", "sigma_min", "sigma_max", "sigma_data", "p_mean", "p_std")
+"""What of a run's noise a model depends on; the rest is training's alone, and may change without old models noticing."""
 SHARD_LIMIT_BYTES = 2 << 30
 NUM_BYTES = 256
 
@@ -57,7 +59,9 @@ def stages_of(config: RunConfig, depth: int | None) -> list[StageIndex]:
     """The stages that are exported: all, or the lowest `depth` that predict by themselves. Raises InvalidConfig."""
     num_stages = config.training.num_stages
     if config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.POOLED:
-        raise InvalidConfig("stages of the objective pooled are no Llama and cannot be exported; strata eval reads them")
+        raise InvalidConfig(
+            "stages of the objective pooled are no Llama and cannot be exported; strata eval reads them"
+        )
     if depth is not None and (config.kind is not RunKind.BLOCKTRAIN or is_denoising(config)):
         raise InvalidConfig("--depth is for stages that each predict by themselves; this run's do not")
     if depth is not None and not 1 <= depth <= num_stages:
@@ -67,15 +71,13 @@ def stages_of(config: RunConfig, depth: int | None) -> list[StageIndex]:
 
 def model_config(config: RunConfig, *, depth: int | None = None) -> dict[str, Any]:
     """What goes into config.json. `max_position_embeddings` is the longest context that was trained on."""
-    if is_denoising(config):
-        return {"model_type": DENOISING_TYPE, "run_config": msgspec.to_builtins(config)}
     model = config.model
     num_layers = layers_of(config, stages_of(config, depth)[-1]).stop
     is_plain = is_plain_llama(config)
     name = "LlamaForCausalLM" if is_plain else "StrataForCausalLM"
     fields: dict[str, Any] = {
         "architectures": [name],
-        "model_type": "llama" if is_plain else "strata",
+        "model_type": "llama" if is_plain else DENOISING_TYPE if is_denoising(config) else "strata",
         "dtype": "float32",
         "vocab_size": model.vocab_size,
         "hidden_size": model.width,
@@ -98,6 +100,14 @@ def model_config(config: RunConfig, *, depth: int | None = None) -> dict[str, An
     }
     if is_plain:
         return fields
+    if is_denoising(config):
+        noise = msgspec.structs.asdict(config.blocktrain)
+        return fields | {
+            "architectures": [],
+            "num_stages": config.training.num_stages,
+            "codebook_seed": model.seed,
+            "denoising": {key: noise[key] for key in DENOISING_FIELDS},
+        }
     module = CLASS_FILE.removesuffix(".py")
     return fields | {
         "auto_map": {"AutoConfig": f"{module}.StrataConfig", "AutoModelForCausalLM": f"{module}.{name}"},

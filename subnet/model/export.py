@@ -1,6 +1,6 @@
 """A merged run as a directory that transformers loads: configuration, params, tokenizer (bytes in, names and bytes out).
 
-An uncut model is a plain LlamaForCausalLM, and so are stages that were trained apart to predict: the layers of the lowest
+An uncut model is a plain LlamaForCausalLM, and so are stages of the greedy objective: the layers of the lowest
 `depth` of them under the head of the topmost. A model with a bottleneck or anchors is a class of its own, whose source file
 (modeling_strata.py) goes into the directory. Stages that denoise are no model of transformers; `strata serve` reads them.
 Params stay float32, so that logits are those of the run.

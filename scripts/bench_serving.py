@@ -129,9 +129,13 @@ def write_random(billions: float, place: Path) -> None:
     num_layers = max(1, round((billions * 1e9 - 2 * vocab * width) / a_layer))
     place.mkdir(parents=True)
     generator = torch.Generator().manual_seed(0)
+    # drawn once and cut at drawn places: billions of normal numbers would take longer than the measurement
+    pool = torch.randn(1 << 26, generator=generator).to(torch.bfloat16)
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator, dtype=torch.float32) * shape[-1] ** -0.5).to(torch.bfloat16)
+    def drawn(rows: int, columns: int) -> torch.Tensor:
+        start = int(torch.randint(len(pool), (1,), generator=generator))
+        flat = pool.roll(start).repeat(-(-rows * columns // len(pool)))[: rows * columns]
+        return flat.view(rows, columns).mul_(columns**-0.5)
 
     places: dict[str, str] = {}
 

@@ -35,6 +35,16 @@ class LatencyProxy:
         assert task is not None
         self._tasks.add(task)
         try:
+            await self._join(reader, writer)
+        except asyncio.CancelledError:
+            pass  # the proxy is leaving; asyncio would report a connection's cancelled task as a fault
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Both directions, until one side is gone."""
+        try:
             async with asyncio.timeout(_CONNECT_S):
                 far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
             try:
@@ -44,10 +54,7 @@ class LatencyProxy:
             finally:
                 far_writer.transport.abort()
         except* (OSError, TimeoutError):
-            pass  # one side is gone, and with it the connection
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
+            pass
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction: what was read is due `delay_s` later, in order. Raises ConnectionResetError at the end of the stream."""

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -113,14 +113,14 @@ def sweep_table(found: dict[str, dict[int, Result]], titles: dict[str, str]) -> 
     return table(["", "participation", "nats/byte", "gap to end to end, nats", "seeds"], rows)
 
 
-def memory_table(found: Sequence[Memory], title_of: Callable[[str], str]) -> str:
+def memory_table(found: Sequence[Memory], titles: dict[str, str]) -> str:
     """Each worker beside the end-to-end one."""
     whole = next((line for line in found if line.case == "end_to_end"), None)
     if whole is None:
         return "not measured"
     rows = [
         [
-            title_of(line.case),
+            titles[line.case],
             str(line.stage) if line is not whole else "all",
             f"{line.held / 2**20:.0f}",
             f"{line.held / whole.held:.2f}",

@@ -1,7 +1,7 @@
 """Stages trained alone against one model trained end to end, at equal bytes: the table of docs/results.md.
 
     nice -n 15 python scripts/study_blocktrain.py --seeds 3
-    python scripts/study_blocktrain.py --memory
+    python scripts/blocktrain_memory.py
     python scripts/study_blocktrain.py --report
 
 Every result is a line of docs/results/blocktrain.jsonl, and what stands there is not done again; `--minutes` ends a run after
@@ -10,9 +10,6 @@ epoch is in the network: workers load what was published, take H steps alone, an
 """
 
 import argparse
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +29,7 @@ from blocktrain_report import (
     read_lines,
     sweep_table,
 )
+from torch.nn import functional
 
 from subnet import draws
 from subnet.adapters.corpus import make_corpus
@@ -49,8 +47,9 @@ from subnet.config import (
 from subnet.inference.evaluate import heldout_loss, unigram_entropy
 from subnet.inference.evaluate_blocks import DenoisingEvaluation, evaluate_blocks, leak_test
 from subnet.inference.ngrams import TrigramTable
+from subnet.inference.sweep import PredictingStack
 from subnet.model.init import initial_params
-from subnet.model.partition import neighbours_of, num_elements, stage_flops
+from subnet.model.partition import neighbours_of, stage_flops
 from subnet.ports import Corpus
 from subnet.training.pipeline import StageWorker
 from subnet.types import Epoch, SampleId, StageIndex
@@ -60,8 +59,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results" / "blocktrain.jsonl"
 MEMORY = ROOT / "docs" / "results" / "blocktrain_memory.jsonl"
 DOCUMENT = ROOT / "docs" / "results.md"
-VECTORS = 5
-"""As long as the params, that a worker holds: master params, live version, gradients, and AdamW's two moments."""
 
 NUM_STAGES = 4
 NUM_STEPS = 400
@@ -79,6 +76,8 @@ class Case(msgspec.Struct, frozen=True):
     workers: tuple[int, ...] = ()
     sync: int = SYNC
     participation: float = 1.0
+    member: int = 0
+    """Of several models that differ in their first params alone."""
 
 
 SINGLE = BlockTrainConfig(objective=Objective.DIFFUSION, context=DiffusionContext.SINGLE)
@@ -103,10 +102,10 @@ def config_of(case: Case, seed: int) -> RunConfig:
             bottleneck_width=8,
             anchor_ids=False,
             init_std=0.03,
-            seed=seed,
+            seed=seed + 1000 * case.member,
         ),
         training=TrainingConfig(
-            num_stages=1 if case.blocktrain is None else NUM_STAGES,
+            num_stages=1 if case.blocktrain is None else min(case.layers, NUM_STAGES),
             microbatch_size=16,
             num_tokens=64,
             accumulate=1,
@@ -206,6 +205,20 @@ def figures_of(case: Case, config: RunConfig, params: list[Vector], corpus: Corp
     return figures | {"loss": found.at_depth[-1]}
 
 
+def pool_of_members(case: Case, seed: int, corpus: Corpus) -> dict[str, float]:
+    """Loss of the mean logits of as many one-layer models as there are stages, none of which hears of another."""
+    config = config_of(case, seed)
+    members = [msgspec.structs.replace(case, member=member) for member in range(NUM_STAGES)]
+    stacks = [PredictingStack(config, train(member, seed, corpus)[0]) for member in members]
+    losses = []
+    with torch.no_grad():
+        for index in range(NUM_HELDOUT):
+            tokens = torch.from_numpy(corpus.heldout(index))
+            logits_BTV = torch.stack([next(stack.logits(tokens[:, :-1])) for stack in stacks]).mean(dim=0)
+            losses.append(float(functional.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten())))
+    return {"loss": float(np.mean(losses))}
+
+
 def run_case(case: Case, seed: int) -> Result:
     """Train, evaluate, count."""
     config = config_of(case, seed)
@@ -217,27 +230,32 @@ def run_case(case: Case, seed: int) -> Result:
         loss = table.loss(corpus.heldout(index) for index in range(NUM_HELDOUT))
         figures = {"loss": loss, "unigram": unigram_entropy(corpus, config.model.vocab_size)}
         return Result(case.name, seed, NUM_STEPS, figures, 0.0, time.process_time() - began)
+    flops = NUM_STEPS * sum(stage_flops(config, StageIndex(stage)) for stage in range(config.training.num_stages))
+    if case == ENSEMBLE:
+        figures = pool_of_members(case, seed, corpus)
+        return Result(case.name, seed, NUM_STEPS, figures, float(NUM_STAGES * flops), time.process_time() - began)
     params, merged, assigned = train(case, seed, corpus)
     figures = figures_of(case, config, params, corpus)
-    flops = NUM_STEPS * sum(stage_flops(config, StageIndex(stage)) for stage in range(config.training.num_stages))
     return Result(
         case.name, seed, NUM_STEPS, figures, float(flops), time.process_time() - began, merged=merged, assigned=assigned
     )
 
 
+ENSEMBLE = Case("ensemble", layers=1, blocktrain=GREEDY, workers=(1,))
 REFERENCES = (Case("trigram"), Case("end_to_end"), Case("one_layer", layers=1))
 OBJECTIVES = (
     Case("greedy", blocktrain=GREEDY, workers=ALONE),
     Case("pooled", blocktrain=POOLED, workers=ALONE),
     Case("diffusion_single", blocktrain=SINGLE, workers=ALONE),
+    ENSEMBLE,
     Case("diffusion_concat", blocktrain=CONCAT, workers=ALONE),
 )
 SWEEPS = (
     Case("six_p100", blocktrain=POOLED, workers=SIX),
-    Case("six_p75", blocktrain=POOLED, workers=SIX, participation=0.75),
     Case("six_p50", blocktrain=POOLED, workers=SIX, participation=0.5),
-    Case("six_h10", blocktrain=POOLED, workers=SIX, sync=10),
     Case("six_h100", blocktrain=POOLED, workers=SIX, sync=100),
+    Case("six_h10", blocktrain=POOLED, workers=SIX, sync=10),
+    Case("six_p75", blocktrain=POOLED, workers=SIX, participation=0.75),
     Case("six_greedy", blocktrain=GREEDY, workers=SIX),
     Case("six_diffusion", blocktrain=SINGLE, workers=SIX),
 )
@@ -263,68 +281,11 @@ def run_all(minutes: float, num_seeds: int, only: list[str]) -> None:
         print(f"{case.name} seed {seed}: {result.figures['loss']:.4f} nats/byte, {result.cpu_s:.0f} CPU s", flush=True)
 
 
-MEMORY_CASES = (
-    Case("end_to_end", layers=8),
-    Case("greedy", layers=8, blocktrain=GREEDY, workers=ALONE),
-    Case("pooled", layers=8, blocktrain=POOLED, workers=ALONE),
-    Case("diffusion_single", layers=8, blocktrain=SINGLE, workers=ALONE),
-    Case("diffusion_concat", layers=8, blocktrain=CONCAT, workers=ALONE),
-)
-"""Width 512, two layers in each of four stages."""
-
-
-def large_config(case: Case) -> RunConfig:
-    """Of the measurement of memory."""
-    config = config_of(case, 0)
-    model = msgspec.structs.replace(config.model, width=512, num_heads=8, num_kv_heads=8, ffn_width=1408)
-    training = msgspec.structs.replace(config.training, microbatch_size=8, num_tokens=128)
-    return msgspec.structs.replace(config, model=model, training=training)
-
-
-def peak_bytes() -> int:
-    """Largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def measure_memory(case: Case, stage: StageIndex) -> Memory:
-    """In a process of its own: what a worker of `stage` adds to a process that has loaded everything but the model."""
-    config = large_config(case)
-    corpus = make_corpus(config)
-    tokens = [corpus.tokens(Epoch(0), SampleId(step)) for step in range(3)]
-    torch.ones(256, 256).matmul(torch.ones(256, 256))
-    before = peak_bytes()
-    worker = StageWorker(config, stage)
-    worker.load(initial_params(config, stage))
-    neighbours = neighbours_of(config, stage)
-    if config.kind is RunKind.BLOCKTRAIN:
-        worker.load_neighbours({other: initial_params(config, other) for other in neighbours})
-    for step, ids in enumerate(tokens):
-        worker.forward((0, step, 0), ids, None)
-        worker.backward((0, step, 0), None)
-        worker.step()
-    held = VECTORS * num_elements(config, stage) + sum(num_elements(config, other) for other in neighbours)
-    return Memory(case.name, int(stage), measured=peak_bytes() - before, held=4 * held)
-
-
-def memory_of_all() -> None:
-    """A line for each case and its first and last stage; what stands there is not measured again."""
-    done = {(found.case, found.stage) for found in read_lines(MEMORY, Memory)}
-    for case in MEMORY_CASES:
-        num_stages = large_config(case).training.num_stages
-        for stage in sorted({0, num_stages - 1}):
-            if (case.name, stage) in done:
-                continue
-            line = [sys.executable, __file__, "--measure", case.name, str(stage)]
-            found = subprocess.run(line, check=True, capture_output=True).stdout
-            with MEMORY.open("ab") as file:
-                file.write(found)
-            print(found.decode().strip(), flush=True)
-
-
 HEADLINES = {
     "end_to_end": "end to end, 4 layers",
     "one_layer": "autoregressive, 1 layer",
     "trigram": "trigram table",
+    "ensemble": "four one-layer models, pooled",
     "pooled": "pooled (ours)",
     "greedy": "greedy",
     "diffusion_single": "diffusion, single stream (H16)",
@@ -361,6 +322,8 @@ AVERAGED = {
     "six_diffusion": f"diffusion, single stream, H {SYNC}",
 }
 
+MEMORY_TITLES = {"end_to_end": "the whole model", "pooled": HEADLINES["pooled"], "greedy": "greedy"} | DENOISING
+
 
 def report() -> None:
     """Write the tables into docs/results.md."""
@@ -375,7 +338,7 @@ def report() -> None:
         "### Six workers, averaged by batches (2, 2, 1, 1 for the four stages)",
         sweep_table(found, AVERAGED),
         "### Memory of a worker (width 512, 8 layers, 4 stages, 8 x 128 tokens)",
-        memory_table(read_lines(MEMORY, Memory), lambda name: HEADLINES[name].removesuffix(" (H16)")),
+        memory_table(read_lines(MEMORY, Memory), MEMORY_TITLES),
     ]
     put(DOCUMENT, "\n\n".join(parts))
 
@@ -384,18 +347,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=120.0, help="start no case after this many")
     parser.add_argument("--only", action="append", default=[], metavar="CASE")
-    parser.add_argument("--memory", action="store_true", help="measure the memory of workers instead")
     parser.add_argument("--report", action="store_true", help="write the tables of docs/results.md instead")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--measure", nargs=2, metavar=("CASE", "STAGE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.measure:
-        case = next(case for case in MEMORY_CASES if case.name == options.measure[0])
-        print(msgspec.json.encode(measure_memory(case, StageIndex(int(options.measure[1])))).decode())
-    elif options.memory:
-        memory_of_all()
-    elif options.report:
+    if options.report:
         report()
     else:
         run_all(options.minutes, options.seeds, options.only)

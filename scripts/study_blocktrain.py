@@ -29,7 +29,6 @@ from blocktrain_report import (
     read_lines,
     sweep_table,
 )
-from torch.nn import functional
 
 from subnet import draws
 from subnet.adapters.corpus import make_corpus
@@ -47,7 +46,6 @@ from subnet.config import (
 from subnet.inference.evaluate import heldout_loss, unigram_entropy
 from subnet.inference.evaluate_blocks import DenoisingEvaluation, evaluate_blocks, leak_test
 from subnet.inference.ngrams import TrigramTable
-from subnet.inference.sweep import PredictingStack
 from subnet.model.init import initial_params
 from subnet.model.partition import neighbours_of, stage_flops
 from subnet.ports import Corpus
@@ -76,8 +74,6 @@ class Case(msgspec.Struct, frozen=True):
     workers: tuple[int, ...] = ()
     sync: int = SYNC
     participation: float = 1.0
-    member: int = 0
-    """Of several models that differ in their first params alone."""
 
 
 SINGLE = BlockTrainConfig(objective=Objective.DIFFUSION, context=DiffusionContext.SINGLE)
@@ -102,10 +98,10 @@ def config_of(case: Case, seed: int) -> RunConfig:
             bottleneck_width=8,
             anchor_ids=False,
             init_std=0.03,
-            seed=seed + 1000 * case.member,
+            seed=seed,
         ),
         training=TrainingConfig(
-            num_stages=1 if case.blocktrain is None else min(case.layers, NUM_STAGES),
+            num_stages=1 if case.blocktrain is None else NUM_STAGES,
             microbatch_size=16,
             num_tokens=64,
             accumulate=1,
@@ -205,20 +201,6 @@ def figures_of(case: Case, config: RunConfig, params: list[Vector], corpus: Corp
     return figures | {"loss": found.at_depth[-1]}
 
 
-def pool_of_members(case: Case, seed: int, corpus: Corpus) -> dict[str, float]:
-    """Loss of the mean logits of as many one-layer models as there are stages, none of which hears of another."""
-    config = config_of(case, seed)
-    members = [msgspec.structs.replace(case, member=member) for member in range(NUM_STAGES)]
-    stacks = [PredictingStack(config, train(member, seed, corpus)[0]) for member in members]
-    losses = []
-    with torch.no_grad():
-        for index in range(NUM_HELDOUT):
-            tokens = torch.from_numpy(corpus.heldout(index))
-            logits_BTV = torch.stack([next(stack.logits(tokens[:, :-1])) for stack in stacks]).mean(dim=0)
-            losses.append(float(functional.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten())))
-    return {"loss": float(np.mean(losses))}
-
-
 def run_case(case: Case, seed: int) -> Result:
     """Train, evaluate, count."""
     config = config_of(case, seed)
@@ -231,9 +213,6 @@ def run_case(case: Case, seed: int) -> Result:
         figures = {"loss": loss, "unigram": unigram_entropy(corpus, config.model.vocab_size)}
         return Result(case.name, seed, NUM_STEPS, figures, 0.0, time.process_time() - began)
     flops = NUM_STEPS * sum(stage_flops(config, StageIndex(stage)) for stage in range(config.training.num_stages))
-    if case == ENSEMBLE:
-        figures = pool_of_members(case, seed, corpus)
-        return Result(case.name, seed, NUM_STEPS, figures, float(NUM_STAGES * flops), time.process_time() - began)
     params, merged, assigned = train(case, seed, corpus)
     figures = figures_of(case, config, params, corpus)
     return Result(
@@ -241,13 +220,11 @@ def run_case(case: Case, seed: int) -> Result:
     )
 
 
-ENSEMBLE = Case("ensemble", layers=1, blocktrain=GREEDY, workers=(1,))
 REFERENCES = (Case("trigram"), Case("end_to_end"), Case("one_layer", layers=1))
 OBJECTIVES = (
     Case("greedy", blocktrain=GREEDY, workers=ALONE),
     Case("pooled", blocktrain=POOLED, workers=ALONE),
     Case("diffusion_single", blocktrain=SINGLE, workers=ALONE),
-    ENSEMBLE,
     Case("diffusion_concat", blocktrain=CONCAT, workers=ALONE),
 )
 SWEEPS = (
@@ -285,7 +262,7 @@ HEADLINES = {
     "end_to_end": "end to end, 4 layers",
     "one_layer": "autoregressive, 1 layer",
     "trigram": "trigram table",
-    "ensemble": "four one-layer models, pooled",
+    "pooled_below": "pooled, reading the stages below (left)",
     "pooled": "pooled (ours)",
     "greedy": "greedy",
     "diffusion_single": "diffusion, single stream (H16)",
@@ -306,7 +283,7 @@ DENOISED = (
     ("gain", "composition gain H0 - H16"),
     ("leak_test_passed", "leak test passed, its control leaks"),
 )
-PREDICTING = {name: HEADLINES[name] for name in ("greedy", "pooled")}
+PREDICTING = {name: HEADLINES[name] for name in ("greedy", "pooled", "pooled_below")}
 BY_DEPTH = (
     *((f"depth_{depth}", f"after stage {depth}") for depth in range(NUM_STAGES)),
     ("gain", "composition gain, first less last"),

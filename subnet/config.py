@@ -56,7 +56,7 @@ class Objective(enum.StrEnum):
     GREEDY = "greedy"
     """Predict the next token with a head of its own, from what the published stages below make of the text."""
     POOLED = "pooled"
-    """As greedy, but every stage also reads the tokens itself, and what the stages predict is pooled (DESIGN D53)."""
+    """Predict the next token from the tokens alone; what the stages predict is pooled. Nothing trained is shared (DESIGN D53)."""
 
 
 class DiffusionContext(enum.StrEnum):

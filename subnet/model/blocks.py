@@ -24,33 +24,27 @@ class Predicted(NamedTuple):
     logits: Tensor | None
 
 
-BELOW_GAIN = 3.0
-"""Of the stream from below in a pooled stage, over the spread of a fresh embedding: of that size, it is read from the start."""
-
-
 class _Headed(nn.Module):
-    """Params of one predicting stage. A pooled one reads tokens and stream; a greedy one above the first the stream alone."""
+    """Params of one predicting stage; a greedy one above the first has no embedding."""
 
-    def __init__(self, model: ModelConfig, layers: range, *, is_first: bool, is_pooled: bool) -> None:
+    def __init__(self, model: ModelConfig, layers: range, *, reads_tokens: bool) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(model.vocab_size, model.width) if is_first or is_pooled else None
-        self.below_norm = RmsNorm(model.width, model.norm_eps) if is_pooled and not is_first else None
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.width) if reads_tokens else None
         self.layers = nn.ModuleDict({str(index): DecoderLayer(model) for index in layers})
         self.norm = RmsNorm(model.width, model.norm_eps)
         self.lm_head = nn.Linear(model.width, model.vocab_size, bias=False)
 
 
 class PredictingBlock(nn.Module):
-    """Layers and a head over the stream of the stage below; the stack of them has a likelihood at every depth."""
+    """Layers and a head, over the tokens or over the stream of the stage below; a stack of them predicts at every depth."""
 
     cos: Tensor
     sin: Tensor
 
     def __init__(self, config: RunConfig, stage: StageIndex) -> None:
         super().__init__()
-        is_pooled = config.blocktrain.objective is Objective.POOLED
-        self.below_gain = BELOW_GAIN * config.model.init_std
-        own = _Headed(config.model, layers_of(config, stage), is_first=stage == 0, is_pooled=is_pooled)
+        reads_tokens = stage == 0 or config.blocktrain.objective is Objective.POOLED
+        own = _Headed(config.model, layers_of(config, stage), reads_tokens=reads_tokens)
         self.blocks = nn.ModuleDict({str(stage): own})
         cos, sin = rope_tables(config.model, config.training.num_tokens)
         self.register_buffer("cos", cos, persistent=False)
@@ -69,28 +63,16 @@ class PredictingBlock(nn.Module):
         return self.own.layers
 
     def forward(self, below_BTD: Tensor | None, ids_BT: Tensor, *, with_logits: bool = True) -> Predicted:
-        """(B, T) ids, and the stream of the stage below, None at the first."""
+        """(B, T) ids, and the stream of the stage below, which only a greedy stage after the first reads."""
         own = self.own
         rope = (self.cos[: ids_BT.shape[1]], self.sin[: ids_BT.shape[1]])
-        stream_BTD = self._entered(below_BTD, ids_BT)
+        stream_BTD = below_BTD if own.embed_tokens is None else own.embed_tokens(ids_BT)
+        assert stream_BTD is not None, "a greedy stage after the first needs the stream of the one below"
         for layer in own.layers.values():
             stream_BTD = layer(stream_BTD, rope)
         if not with_logits:
             return Predicted(stream_BTD, None)
         return Predicted(stream_BTD, own.lm_head(own.norm(stream_BTD)).to(torch.float32))
-
-    def _entered(self, below_BTD: Tensor | None, ids_BT: Tensor) -> Tensor:
-        """Where the layers start from."""
-        own = self.own
-        if own.embed_tokens is None:
-            assert below_BTD is not None, "a stage after the first needs the stream of the one below"
-            return below_BTD
-        embedded_BTD: Tensor = own.embed_tokens(ids_BT)
-        if own.below_norm is None:
-            return embedded_BTD
-        assert below_BTD is not None, "a stage after the first needs the stream of the one below"
-        entered_BTD: Tensor = embedded_BTD + self.below_gain * own.below_norm(below_BTD)
-        return entered_BTD
 
 
 class DenoisingBlock(nn.Module):

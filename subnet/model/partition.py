@@ -41,7 +41,7 @@ def layers_of(config: RunConfig, stage: StageIndex) -> range:
 
 def neighbours_of(config: RunConfig, stage: StageIndex) -> tuple[StageIndex, ...]:
     """Other stages whose published params a worker of `stage` computes with, and never changes; in a pipeline none."""
-    if config.kind is RunKind.PIPELINE or config.blocktrain.objective is Objective.DIFFUSION:
+    if config.kind is RunKind.PIPELINE or config.blocktrain.objective is not Objective.GREEDY:
         return ()
     return tuple(StageIndex(other) for other in range(stage))
 
@@ -107,7 +107,6 @@ def _block_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
     """Of a stage that trains alone: always with a head; a greedy one above the first has no embedding."""
     model, name = config.model, f"blocks.{stage}"
     is_denoising = config.blocktrain.objective is Objective.DIFFUSION
-    is_pooled = config.blocktrain.objective is Objective.POOLED
     shapes: Shapes = {
         f"{name}.norm.weight": (model.width,),
         f"{name}.lm_head.weight": (model.vocab_size, model.width),
@@ -116,10 +115,8 @@ def _block_shapes(config: RunConfig, stage: StageIndex) -> Shapes:
         shapes |= _layer_shapes(model, f"{name}.layers.{layer}")
         if is_denoising:
             shapes[f"{name}.layers.{layer}.modulation.weight"] = (6 * model.width, TIME_WIDTH)
-    if is_denoising or is_pooled or stage == 0:
+    if config.blocktrain.objective is not Objective.GREEDY or stage == 0:
         shapes[f"{name}.embed_tokens.weight"] = (model.vocab_size, model.width)
-    if is_pooled and stage > 0:
-        shapes[f"{name}.below_norm.weight"] = (model.width,)
     if is_denoising:
         shapes[f"{name}.noisy.weight"] = (model.width, model.width)
         shapes[f"{name}.time.inner.weight"] = (TIME_WIDTH, TIME_FEATURES)

@@ -81,7 +81,7 @@ def weighted_loss(blocktrain: BlockTrainConfig, logits_BTV: Tensor, targets_BT: 
 
 
 class NextToken:
-    """Next-token loss of a stage's own head over the published stages below: the greedy and the pooled objective."""
+    """Next-token loss of a stage's own head, over the published stages below or the tokens: greedy and pooled."""
 
     def __init__(self, config: RunConfig, stage: StageIndex, neighbours: Mapping[StageIndex, Params]) -> None:
         needed = neighbours_of(config, stage)

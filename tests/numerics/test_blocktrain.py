@@ -86,7 +86,7 @@ def test_a_stage_learns_alone(blocktrain: BlockTrainConfig, stage: int) -> None:
 def test_whose_published_params_a_stage_needs() -> None:
     assert [neighbours_of(alone(SINGLE), StageIndex(stage)) for stage in range(3)] == [(), (), ()]
     assert [neighbours_of(alone(GREEDY), StageIndex(stage)) for stage in range(3)] == [(), (0,), (0, 1)]
-    assert [neighbours_of(alone(POOLED), StageIndex(stage)) for stage in range(3)] == [(), (0,), (0, 1)]
+    assert [neighbours_of(alone(POOLED), StageIndex(stage)) for stage in range(3)] == [(), (), ()]
     assert neighbours_of(small_config(), StageIndex(2)) == ()
 
 
@@ -149,8 +149,8 @@ def test_a_noisy_token_sees_the_clean_ones_before_its_target_and_itself() -> Non
     ]
 
 
-@pytest.mark.parametrize("blocktrain", [SINGLE, CONCAT])
-def test_denoising_stages_share_nothing_that_is_trained(blocktrain: BlockTrainConfig) -> None:
+@pytest.mark.parametrize("blocktrain", [SINGLE, CONCAT, POOLED])
+def test_stages_share_nothing_that_is_trained(blocktrain: BlockTrainConfig) -> None:
     """Stage 1 trains to the same bits whatever the others are, and leaves them as they were."""
     config = alone(blocktrain)
     ends = []
@@ -188,7 +188,7 @@ def test_a_replay_comes_to_the_same_bits(blocktrain: BlockTrainConfig) -> None:
 
 
 def test_published_neighbours_are_not_trained() -> None:
-    config = alone(POOLED)
+    config = alone(GREEDY)
     neighbours = {other: initial_params(config, other) for other in neighbours_of(config, StageIndex(1))}
     kept = {other: params.copy() for other, params in neighbours.items()}
     worker = StageWorker(config, StageIndex(1))
@@ -218,7 +218,7 @@ def test_flops_count_what_a_worker_runs_of_its_neighbours() -> None:
     forward_head = 2 * head * num_tokens
     assert greedy[0] == 3 * (forward_layer + forward_head)
     assert greedy[1] == greedy[0] + forward_layer
-    assert pooled == greedy
+    assert pooled[:2] == [greedy[0], greedy[0]]
     assert single[0] > greedy[0] and 1.5 * single[0] < concat[0] < 2 * single[0]
 
 

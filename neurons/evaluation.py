@@ -164,9 +164,6 @@ def show(found: Report, out: Console) -> None:
         table.add_row(one.name, f"{one.nats:.4f}", f"{one.bits:.4f}", meaning)
     out.print(table)
     if found.leak_test is not None:
-        said = (
-            "passed: no logit knows what comes after it, and the control that must leak does"
-            if found.leak_test
-            else "FAILED"
-        )
+        control = ", and the control that must leak does" if any(one.is_leaky for one in found.figures) else ""
+        said = f"passed: no logit knows what comes after it{control}" if found.leak_test else "FAILED"
         out.print(f"leak test {said}", markup=False, soft_wrap=True)

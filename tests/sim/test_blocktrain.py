@@ -33,7 +33,7 @@ TRAINING = {
     "outer_momentum": 0.0,
     "quorum": 1.0,
     "min_miners": NUM_MINERS,
-    "num_epochs": 3,
+    "num_epochs": 2,
 }
 NAMES = [*(f"m{n + 1}" for n in range(NUM_MINERS)), "v1", "v2", "orchestrator"]
 
@@ -171,16 +171,16 @@ def test_an_upload_that_misses_its_round_is_merged_in_the_next_or_not_at_all(
     assert elsewhere(result, 2) == elsewhere(undisturbed, 2)
     late = [(fact.epoch, fact.base_epoch, fact.hotkey) for fact in facts(result) if isinstance(fact, UpdateMergedLate)]
     assert late == [(1, 0, result.hotkeys[name])] * max_staleness
-    first, second, _ = [participation(account)[2] for account in epochs(result)]
+    first, second = [participation(account)[2] for account in epochs(result)]
     assert (first.assigned, first.accepted, first.late) == (2, 1, 0)
     assert (second.assigned, second.accepted, second.late) == (2, 2, max_staleness)
     assert not convicted(result)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_kills_leave_every_invariant_whole(seed: int) -> None:
     kills = random_kills(seed, names=NAMES, count=8, until_s=60.0)
-    result = simulate(replace(PLAN, seed=seed, kills=kills), apart(max_staleness=1, num_epochs=2))
+    result = simulate(replace(PLAN, seed=seed, kills=kills), apart(max_staleness=1))
     assert result.num_kills >= 2
     assert not convicted(result)
 
@@ -206,7 +206,7 @@ class Cheat:
 def test_every_cheat_is_convicted_for_its_first_epoch_and_no_honest_worker_is(objective: Objective) -> None:
     kinds = ("identity", "scale", "skip", "stale", "truncate", "zero")
     num_miners = len(kinds) + 2
-    config = apart(objective, num_stages=2, min_miners=num_miners, num_epochs=2)
+    config = apart(objective, num_stages=2, min_miners=num_miners)
     workers: dict[str, MakeWorker] = {f"m{n + 1}": Cheat(kind) for n, kind in enumerate(kinds)}
     result = simulate(replace(PLAN, num_miners=num_miners, workers=workers), config)
     cheats = {result.hotkeys[name] for name in workers}

@@ -27,7 +27,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """Chromium with an empty profile; its console is kept, so that a test can ask what it complained about."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("no Chromium with its driver here; on Debian: apt-get install chromium chromium-driver")
+        pytest.fail("no Chromium with its driver here; on Debian, as root: apt-get install chromium chromium-driver")
     options = ChromeOptions()
     options.binary_location = chromium
     profile: Path = tmp_path_factory.mktemp("profile")
@@ -35,6 +35,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
         options.add_argument(switch)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     chrome = Chrome(options=options, service=Service(executable_path=driver))
-    chrome.set_page_load_timeout(30)
+    chrome.set_page_load_timeout(60)
     yield chrome
     chrome.quit()

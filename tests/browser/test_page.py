@@ -41,7 +41,7 @@ class Shown:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until the page shows something; it looks at the run once a second."""
-        await asyncio.to_thread(WebDriverWait(self.chrome, 15, 0.1).until, lambda _: holds())
+        await asyncio.to_thread(WebDriverWait(self.chrome, 60, 0.1).until, lambda _: holds())
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window
     ]
     stages = _stages(losses)
     sizes = (*map(len, stages), BLOCKS_PER_EPOCH * len(window))
+    if len(losses) < sum(sizes):
+        return None  # fewer samples than effects: nothing could be told apart, at the price of a large inverse
     epoch_of_block = [block // BLOCKS_PER_EPOCH for block in range(sizes[-1])]
     attribution = attribute(
         lambda: _timed(losses, stages, blocks),

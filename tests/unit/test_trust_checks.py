@@ -246,12 +246,11 @@ def test_a_shard_that_was_not_drawn_or_not_recomputed_is_named() -> None:
     assert check_shard_audits(history(book_of(upto=1))).holds, "not drawn yet"
 
 
-def test_refereed_single_and_empty_shards_are_not_drawn() -> None:
+def test_refereed_and_single_shards_are_not_drawn() -> None:
     config = altered(RUN, "merge", audit_fraction=1.0)
     book = Book(config=config).say(
         merged(0, 0, is_refereed=True),
         merged(0, 1, reducers=(A,), reported=(ref("x").digest,)),
-        merged(0, 2, accepted=ref("x", 0)),
         *published(0),
         *published(1),
         *published(2),

@@ -29,6 +29,8 @@ class Unit(msgspec.Struct, frozen=True):
     cheat: str | None = None
     stage: int = -1
     """Of the cheat."""
+    channels: int = 0
+    """That cross a cut; 0: as many as are 128x at this width."""
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ def make_config(unit: Unit) -> RunConfig:
             ffn_width=11 * width // 4,
             init_std=0.03,
             bottleneck=unit.bottleneck,
-            bottleneck_width=width // 64,
+            bottleneck_width=unit.channels or width // 64,
             seed=unit.round,
         ),
         training=TrainingConfig(
@@ -260,7 +260,16 @@ def firsts(options: argparse.Namespace) -> Iterable[Unit]:
         width = options.width or WIDTHS[number % len(WIDTHS)]
         for bottleneck in options.bottleneck or Bottleneck:
             for optimizer in options.optimizer or OptimizerKind:
-                yield Unit(number, bottleneck, optimizer, STARTS[0], width, BEST_ISA, NumericMode.FP32)
+                yield Unit(
+                    number,
+                    bottleneck,
+                    optimizer,
+                    STARTS[0],
+                    width,
+                    BEST_ISA,
+                    NumericMode.FP32,
+                    channels=options.channels,
+                )
 
 
 def main() -> None:
@@ -270,6 +279,7 @@ def main() -> None:
     parser.add_argument("--bottleneck", type=Bottleneck, action="append", choices=list(Bottleneck))
     parser.add_argument("--optimizer", type=OptimizerKind, action="append", choices=list(OptimizerKind))
     parser.add_argument("--width", type=int, help="of every round; without AVX-512 Muon is ten times slower at 128")
+    parser.add_argument("--channels", type=int, default=0, help="that cross a cut, instead of 128x")
     parser.add_argument("--no-cheats", action="store_true")
     parser.add_argument(
         "--out", type=Path, default=Path("convictions.jsonl"), help="JSON lines, one for each recording"

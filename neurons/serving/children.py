@@ -16,7 +16,7 @@ from subnet.types import Endpoint
 
 LISTENS = "strata stage host listens on "
 """What a host prints when it is ready, followed by HOST:PORT."""
-START_S = 120.0
+START_S = 600.0
 RESTART_PAUSE_S = 1.0
 STOP_S = 4.0
 _HOST = "127.0.0.1"

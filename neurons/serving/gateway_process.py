@@ -24,7 +24,7 @@ from subnet.inference.jobs import BatchLimits
 from subnet.inference.served import ServedModel
 from subnet.types import Endpoint
 
-READY_S = 120.0
+READY_S = 600.0
 """For the hosts to answer for the first time."""
 DRAIN_S = 4.0
 """For completions to end after a request to stop; the process has about six seconds in all (lifecycle)."""

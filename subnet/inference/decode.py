@@ -237,7 +237,7 @@ def _anchor(module: StageModule, ids_R: Tensor) -> Tensor | None:
     return None if anchor is None else anchor(ids_R)
 
 
-def rows_are_independent(runner: StageRunner, *, num_tokens: int = 4) -> bool:
+def rows_are_independent(runner: StageRunner, *, num_tokens: int = 2) -> bool:
     """Whether this machine gives a sequence the same bits alone and token by token as in company and at once."""
     width = runner.served.wire_width
     generator = torch.Generator().manual_seed(0)

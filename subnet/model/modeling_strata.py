@@ -110,8 +110,7 @@ class StrataLayer(LlamaDecoderLayer):  # type: ignore[no-untyped-call]  # as abo
             fed_BTD: Tensor = x_BTD + inner_BTD
             return fed_BTD
         code_BTK: Tensor = self.compress(functional.silu(inner_BTD.to(torch.float32)))
-        code_BTK = code_BTK + x_BTD[..., : self.num_channels]
-        return code_BTK
+        return code_BTK + x_BTD[..., : self.num_channels]
 
 
 class StrataBody(nn.Module):

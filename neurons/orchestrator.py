@@ -11,7 +11,7 @@ from neurons.exit_codes import ExitCode
 from neurons.leader import Leadership, holder_name
 from neurons.lifecycle import Stop, run_role, until_stopped
 from neurons.observe import observed, run_measures
-from neurons.owner_checks import config_findings
+from neurons.owner_checks import config_findings, require_usable
 from neurons.page import offer_page
 from neurons.roles.orchestrator import Orchestrator
 from neurons.scoring import parse_discovery
@@ -101,6 +101,7 @@ async def _create(node: OwnerNode) -> Created:
     from neurons.init_run import create_run  # brings torch, which serving a run that exists does without
 
     config = node.config
+    require_usable(config.run)
     corpus = make_corpus(config.run)
     block = await node.chain.block()
     created = await create_run(

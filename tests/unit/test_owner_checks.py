@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from neurons import settings
-from neurons.findings import Level
-from neurons.owner_checks import config_findings
+from neurons.owner_checks import config_findings, require_usable
 from subnet.config import Bottleneck, ModelConfig, OptimizerKind, RunConfig, TrainingConfig
+from subnet.errors import InvalidConfig
 
 NARROW = RunConfig(
     model=ModelConfig(bottleneck=Bottleneck.RESBM, bottleneck_width=1),
@@ -16,7 +16,7 @@ NARROW = RunConfig(
 
 def codes(run: RunConfig) -> list[str]:
     found = config_findings(run)
-    assert all(finding.level is Level.WARNING and finding.remedy for finding in found)
+    assert all(finding.remedy for finding in found)
     return [finding.code for finding in found]
 
 
@@ -30,7 +30,14 @@ def test_one_channel_with_adamw_may_collapse() -> None:
 
 
 def test_a_control_is_no_run_to_pay_for() -> None:
-    assert codes(RunConfig(model=ModelConfig(bottleneck=Bottleneck.K0))) == ["nothing_crosses"]
+    control = RunConfig(model=ModelConfig(bottleneck=Bottleneck.K0))
+    assert codes(control) == ["nothing_crosses"]
+    require_usable(control)
+
+
+def test_no_run_is_created_that_convicts_the_honest() -> None:
+    with pytest.raises(InvalidConfig, match=r"one channel and AdamW: .* set model\.bottleneck_width = 2 or more"):
+        require_usable(NARROW)
 
 
 @pytest.mark.parametrize("preset", settings.PRESETS)

@@ -109,8 +109,9 @@ class StrataLayer(LlamaDecoderLayer):  # type: ignore[no-untyped-call]  # as abo
         if self.compress is None:
             fed_BTD: Tensor = x_BTD + inner_BTD
             return fed_BTD
-        code_BTK: Tensor = self.compress(functional.silu(inner_BTD.to(torch.float32)))
-        return code_BTK + x_BTD[..., : self.num_channels]
+        code_BTK = self.compress(functional.silu(inner_BTD.to(torch.float32)))
+        sent_BTK: Tensor = code_BTK + x_BTD[..., : self.num_channels]
+        return sent_BTK
 
 
 class StrataBody(nn.Module):

@@ -65,7 +65,10 @@ def test_two_miners_share_one_shard() -> None:
 
 def test_with_fewer_chunks_than_pairs_as_many_pairs_are_drawn() -> None:
     shards = plans(2 * CHUNK_ELEMENTS, names(4))
-    assert [(shard.start, shard.stop) for shard in shards] == [(0, CHUNK_ELEMENTS), (CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS)]
+    assert [(shard.start, shard.stop) for shard in shards] == [
+        (0, CHUNK_ELEMENTS),
+        (CHUNK_ELEMENTS, 2 * CHUNK_ELEMENTS),
+    ]
     drawn = {plans(2 * CHUNK_ELEMENTS, names(4), beacon=str(number))[0].reducers for number in range(100)}
     assert len(drawn) == 6, "whom it falls on follows from the beacon"
 

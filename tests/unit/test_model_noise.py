@@ -91,7 +91,10 @@ def test_noise_is_a_function_of_run_epoch_sample_and_stage() -> None:
 
 def test_noise_is_the_same_bits_on_every_machine() -> None:
     assert unit_noise(RUN, "golden", 0)[0, 0, :4].tobytes().hex() == "8d42b13fbe907a3f997f2f3e49860340"
-    assert [round(float(sigma), 9) for sigma in training_noise(RUN, StageIndex(0), 0, 0).sigmas[:2]] == [3.415446453, 2.244250806]
+    assert [round(float(sigma), 9) for sigma in training_noise(RUN, StageIndex(0), 0, 0).sigmas[:2]] == [
+        3.415446453,
+        2.244250806,
+    ]
 
 
 def test_levels_follow_the_truncated_log_normal() -> None:

@@ -50,7 +50,7 @@ CODE = (
     "import torch; torch.set_num_threads(1)\n"
     "from tests.sim.test_blocktrain import KILLED, apart\n"
     "from tests.sim.world import simulate\n"
-    "print(simulate(KILLED, apart()).digest)"
+    "print(simulate(KILLED, apart(num_epochs=1)).digest)"
 )
 
 
@@ -177,7 +177,7 @@ def test_an_upload_that_misses_its_round_is_merged_in_the_next_or_not_at_all(
     assert not convicted(result)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_random_kills_leave_every_invariant_whole(seed: int) -> None:
     kills = random_kills(seed, names=NAMES, count=8, until_s=60.0)
     result = simulate(replace(PLAN, seed=seed, kills=kills), apart(max_staleness=1))
@@ -188,7 +188,7 @@ def test_random_kills_leave_every_invariant_whole(seed: int) -> None:
 def test_processes_with_another_hash_seed_agree() -> None:
     env = os.environ | {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"}
     found = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == simulate(KILLED, apart()).digest
+    assert found.stdout.strip() == simulate(KILLED, apart(num_epochs=1)).digest
 
 
 # ---- cheats ----

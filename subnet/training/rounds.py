@@ -82,7 +82,6 @@ class Rounds:
         parts = [
             reduce_shard([vector[shard.start : shard.stop] for vector, _ in moved.values()], counts, config.merge)
             for shard in shards
-            if shard.start < shard.stop
         ]
         mean = np.concatenate(parts)
         if len(moved) == 1:

@@ -30,8 +30,6 @@ async def reduced(plan: wire.MergePlan, shard: wire.ShardPlan, get_slice: GetSli
 
     With no upload left the shard does not move. Raises what `get_slice` raises.
     """
-    if shard.start == shard.stop:
-        return Reduced(b"")
     slices, num_batches, left_out = [], [], []
     for upload in plan.uploads:
         data = await get_slice(upload.ref, shard.start * ITEM_BYTES, (shard.stop - shard.start) * ITEM_BYTES)

@@ -1,4 +1,4 @@
-"""A real browser: headless Chromium through its driver, one for all tests of a worker."""
+"""A real browser: headless Chromium through its driver, one for the tests of a module."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _SWITCHES = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """Chromium with an empty profile; its console is kept, so that a test can ask what it complained about."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")

@@ -8,7 +8,7 @@ Decode = Callable[[Sequence[int]], str]
 
 UNFINISHED = "�"
 _LONGEST_CHARACTER = 4
-"""Tokens that one character can take, at most: its bytes."""
+"""Tokens that one character can take, at most: its bytes. One that is unfinished has not more than all but one of them."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,8 @@ class TextStream:
     is_stopped: bool = False
     _ids: list[int] = field(default_factory=list)
     _context: int = 0
-    """Index from which ids are decoded: some tokenizers write a word's first token by what stands before it."""
+    """Index from which ids are decoded: some tokenizers write a word's first token by what stands before it, and what bytes that
+    are no text come out as depends on the byte that began them."""
     _shown: int = 0
     """Index of the first id whose text has not been given out."""
     _held: str = ""
@@ -31,11 +32,14 @@ class TextStream:
         if self.is_stopped:
             return ""
         self._ids.append(token)
-        before = self.decode(self._ids[self._context : self._shown])
-        whole = self.decode(self._ids[self._context :])
-        if whole.endswith(UNFINISHED) and len(self._ids) - self._shown < _LONGEST_CHARACTER:
+        certain = len(self._ids)
+        if self.decode(self._ids[self._context :]).endswith(UNFINISHED):
+            certain -= _LONGEST_CHARACTER - 1
+        if certain <= self._shown:
             return ""
-        self._context, self._shown = self._shown, len(self._ids)
+        before = self.decode(self._ids[self._context : self._shown])
+        whole = self.decode(self._ids[self._context : certain])
+        self._context, self._shown = max(0, certain - _LONGEST_CHARACTER), certain
         return self._filter(whole[len(before) :])
 
     def end(self) -> str:

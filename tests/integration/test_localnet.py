@@ -159,8 +159,8 @@ def _audit_tells_an_altered_byte(net: Localnet, tmp_path: Path) -> None:
     segment = sorted((copy / "nodes" / "orchestrator" / "blobs" / "runs").glob("*/ledger/*"))[1]
     data = bytearray(segment.read_bytes())
     recorded = data.index(b'"fact":"LossRecorded"')
-    first_decimal = data.index(b".", data.index(b'"loss":', recorded)) + 1  # a later one may be dropped as a trailing 0
-    data[first_decimal] ^= 1
+    last_digit = data.index(b",", data.index(b'"sample":', recorded)) - 1  # a number that is spelled in one way only
+    data[last_digit] ^= 1
     segment.write_bytes(bytes(data))
     altered = strata("audit", str(copy))
     assert altered.returncode == ExitCode.CHECK_FAILED

@@ -45,7 +45,13 @@ def ended(body: str, log_file: str = "") -> subprocess.CompletedProcess[str]:
 
 def signalled(body: str, *signals: signal.Signals, limit_s: float = 8.0) -> tuple[int, str]:
     """Exit code and stderr of a role that prints "ready", then gets `signals`, each when it has printed a line."""
-    with subprocess.Popen(role(body, limit_s), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        role(body, limit_s),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the suite itself may run under nohup
+    ) as process:
         assert process.stdout is not None
         for number in signals:
             process.stdout.readline()

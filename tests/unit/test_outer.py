@@ -94,7 +94,7 @@ def test_two_shapes_do_not_make_a_snapshot() -> None:
 def test_another_size_is_refused(cut: int, grown: bytes) -> None:
     data = encode_snapshot(random(20, 1), random(20, 2))
     changed = data[:cut] + grown
-    if changed != data:
+    if len(changed) != len(data):
         with pytest.raises(ProtocolViolation):
             decode_snapshot(changed, 20)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from subnet.inference.text import TextStream
@@ -28,6 +28,8 @@ def test_pieces_are_the_text(text: str) -> None:
     assert "".join(found) == text
 
 
+@example([128, 128, 128, 194, 128])
+@example([240, 244, 130, 130, 244, 128])
 @given(st.lists(st.integers(0, 255)))
 def test_bytes_that_are_no_text_come_out_as_they_decode(ids: list[int]) -> None:
     assert "".join(pieces(ids)[0]) == decode(ids)

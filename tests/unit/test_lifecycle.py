@@ -26,7 +26,8 @@ from subnet.types import Hotkey
 ALICE = Hotkey("5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
 
 PRELUDE = """
-import asyncio, sys, logging
+import asyncio, signal, sys, logging
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the suite itself may run under nohup
 from neurons.lifecycle import run_role
 from subnet.errors import *
 log = logging.getLogger("test")
@@ -45,13 +46,7 @@ def ended(body: str, log_file: str = "") -> subprocess.CompletedProcess[str]:
 
 def signalled(body: str, *signals: signal.Signals, limit_s: float = 8.0) -> tuple[int, str]:
     """Exit code and stderr of a role that prints "ready", then gets `signals`, each when it has printed a line."""
-    with subprocess.Popen(
-        role(body, limit_s),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the suite itself may run under nohup
-    ) as process:
+    with subprocess.Popen(role(body, limit_s), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for number in signals:
             process.stdout.readline()

@@ -111,7 +111,7 @@ class Node:
                 finally:
                     producer.cancel()
                     self.drop_all()
-        except ExceptionGroup as group:
+        except ExceptionGroup as group:  # the task group wraps even what its user raised; that arrives as itself
             if len(group.exceptions) > 1:
                 raise
             raise group.exceptions[0] from None

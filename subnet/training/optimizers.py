@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from subnet.config import OptimizerKind, RunConfig, RunKind
 from subnet.model.partition import Shapes, is_lookup, num_elements
+from subnet.training.muon import Muon
 from subnet.training.schedule import warmup
 from subnet.types import StageIndex
 
@@ -46,7 +47,7 @@ class InnerOptimizer:
         self._optimizers: list[torch.optim.Optimizer] = []
         rates = config.training
         if self._with_muon:
-            self._muon = torch.optim.Muon(
+            self._muon = Muon(
                 [self.params[name] for name in self._with_muon],
                 lr=rates.learning_rate,
                 weight_decay=rates.weight_decay,

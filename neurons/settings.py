@@ -173,7 +173,12 @@ def load_localnet(
     tables.refuse_unknown(above, LOCALNET_KNOBS)
     above = _of_kind(above) | above
     options = tables.build(LocalnetOptions, above, "localnet.")
-    implied = {"model.seed": options.seed, "corpus.seed": options.seed, "training.min_miners": options.num_miners}
+    implied = {
+        "model.seed": options.seed,
+        "corpus.seed": options.seed,
+        "training.min_miners": options.num_miners,
+        "training.min_validators": options.num_validators,
+    }
     settings = _preset("local") | {key: Setting(value, "localnet") for key, value in implied.items()} | above
     config = _node_config(settings)
     if options.num_miners < config.run.training.num_stages:

@@ -135,6 +135,8 @@ class TrainingConfig(Record, frozen=True):
     target_batches: Count = 48
     min_miners: Count = 1
     """Miners that, once ready and with every stage filled, let the first epoch start before the gathering deadline."""
+    min_validators: Annotated[int, Meta(ge=0)] = 0
+    """Validators that the first epoch waits for beside them; work that nobody audits is paid all the same."""
     max_reroutes: Count = 64
     """Re-routes in one epoch from one miner away from another, before their samples are dropped instead."""
     num_epochs: Annotated[int, Meta(ge=0)] = 0

@@ -293,7 +293,7 @@ def forget_old_cases(turn: Turn) -> None:
 
 def draw_evaluator(turn: Turn, epoch: Epoch, beacon: str) -> None:
     """One validator, drawn, measures the held-out loss of a published epoch."""
-    live = [validator for validator in turn.state.validators if turn.state.auditors[validator]]
+    live = turn.state.live_validators
     if live:
         validator = draws.chosen(live, 1, beacon, "evaluator", epoch)[0]
         turn.state.evaluations[epoch] = Evaluation(validator=validator, snapshots=turn.state.snapshots)

@@ -29,11 +29,12 @@ def roster(turn: Turn) -> tuple[tuple[Hotkey, ...], ...]:
 
 
 def _is_everybody_ready(turn: Turn) -> bool:
-    """Every live miner holds the epoch's params; before the first epoch it is enough that as many do as the run waits for."""
-    state = turn.state
+    """Every live miner holds the epoch's params; the first epoch waits for as many miners and validators as the run says."""
+    state, training = turn.state, turn.config.training
     live = (member for member in state.members.values() if member.is_live and member.banned_until < state.epoch)
     if state.phase is Phase.GATHERING:
-        return sum(member.ready_epoch == state.epoch for member in live) >= turn.config.training.min_miners
+        num_ready = sum(member.ready_epoch == state.epoch for member in live)
+        return num_ready >= training.min_miners and len(state.live_validators) >= training.min_validators
     return all(member.ready_epoch == state.epoch for member in live)
 
 

@@ -235,6 +235,11 @@ class State:
         """Enlisted validators that hold a permit, sorted."""
         return tuple(sorted(hotkey for hotkey in self.auditors if hotkey in self.permits))
 
+    @property
+    def live_validators(self) -> list[Hotkey]:
+        """Those of `validators` that were heard of lately."""
+        return [validator for validator in self.validators if self.auditors[validator]]
+
     def live_roster(self, stage: int) -> list[Hotkey]:
         """Miners of the epoch's roster of a stage that are live there and not banned, in the roster's order."""
         return [hotkey for hotkey in self.current.roster[stage] if self.is_at_work(hotkey, stage)]

@@ -127,13 +127,14 @@ def test_localnet_takes_its_flags_over_the_local_preset(
     assert isinstance(plain, NodeConfig) and isinstance(config, NodeConfig)
     assert defaults == LocalnetOptions()
     assert plain.node.network == "local"
-    assert plain.run.training.min_miners == 9
+    assert (plain.run.training.min_miners, plain.run.training.min_validators) == (9, 2)
     assert isinstance(options, LocalnetOptions)
     assert (options.num_miners, options.num_validators, options.seed, options.port_base) == (4, 1, 5, 20000)
     assert (options.directory, options.is_virtual) == ("/d", True)
     assert options.cheat_of == {1: "identity", 3: "zero-upload"}
     run = config.run
-    assert (run.training.num_stages, run.training.num_epochs, run.training.min_miners) == (2, 3, 4)
+    assert (run.training.num_stages, run.training.num_epochs) == (2, 3)
+    assert (run.training.min_miners, run.training.min_validators) == (4, 1)
     assert (run.model.bottleneck, run.model.seed, run.corpus.seed, run.audit.probability) == (Bottleneck.K0, 5, 5, 0.5)
     assert plain.run != RunConfig()
 

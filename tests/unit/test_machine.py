@@ -119,6 +119,21 @@ def test_the_first_epoch_waits_for_enough_miners_or_for_its_deadline() -> None:
     assert [len(stage) for stage in run.state.current.roster] == [1, 1, 1]
 
 
+def test_the_first_epoch_waits_for_validators_or_for_its_deadline() -> None:
+    waits = msgspec.structs.replace(CONFIG, training=msgspec.structs.replace(CONFIG.training, min_validators=2))
+    for validators, waits_on in (((), True), (VALIDATORS[:1], True), (VALIDATORS[:2], False)):
+        run = Run(config=waits)
+        run.feed(created(waits))
+        run.chain()
+        run.join(*SIX)
+        run.ready(*SIX)
+        for validator in validators:
+            run.done(validator, wire.Enlist())
+        assert run.is_in(Phase.GATHERING if waits_on else Phase.TRAINING)
+        run.tick(waits.deadlines.gathering_s)
+        assert run.is_in(Phase.TRAINING)
+
+
 def test_no_epoch_starts_while_a_stage_has_nobody() -> None:
     run = Run()
     run.feed(created())

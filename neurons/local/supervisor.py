@@ -38,9 +38,8 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""A dozen processes share the cores; threads of one would only wait for those of another, and by default wait busily."""
+"""A dozen processes share the cores; threads of one would only wait for those of another."""
 STOP_LIMIT_S = 9.0
 """A role ends within 8 s of SIGTERM; after this it is killed."""
 _CHAIN_STOP_LIMIT_S = 4.0

@@ -14,7 +14,6 @@ from subnet.inference.evaluate import heldout_loss, unigram_entropy
 from subnet.training.reference import train_reference
 from subnet.types import Epoch, SampleId
 
-NUM_THREADS = 2
 HELDOUT_BATCHES = 8
 PROGRESS_EVERY = 16
 
@@ -27,8 +26,11 @@ def measure_text(config: RunConfig, result: Path) -> int:
 
 
 def train(config: RunConfig, samples: Sequence[tuple[Epoch, SampleId]], result: Path) -> int:
-    """Train on `samples` in order with both cores, a line for every few of them; returns the exit code."""
-    torch.set_num_threads(NUM_THREADS)
+    """Train on `samples` in order, a line for every few of them; returns the exit code.
+
+    One thread: two wait for each other at every product, and on a busy machine that takes longer than one (LOG).
+    """
+    torch.set_num_threads(1)
     corpus = make_corpus(config)
     result.parent.mkdir(parents=True, exist_ok=True)
     with result.open("wb") as file:

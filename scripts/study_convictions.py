@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="first round's number")
     parser.add_argument("--bottleneck", type=Bottleneck, action="append", choices=list(Bottleneck))
     parser.add_argument("--optimizer", type=OptimizerKind, action="append", choices=list(OptimizerKind))
-    parser.add_argument("--width", type=int, help="of every round; without AVX-512 Muon is ten times slower at 128")
+    parser.add_argument("--width", type=int, help="of every round, instead of 64 and 128 in turn")
     parser.add_argument("--channels", type=int, default=0, help="that cross a cut, instead of 128x")
     parser.add_argument("--no-cheats", action="store_true")
     parser.add_argument(

@@ -188,8 +188,8 @@ class AuditConfig(Record, frozen=True):
     max_rel_d_token: Positive = 0.25
     min_norm_ratio: Fraction = 0.9
     max_norm_ratio: Annotated[float, Meta(ge=1)] = 1.1
-    max_rel_dw: Positive = 0.35
-    """Honest work across modes reaches .25 with sixteen layers and a cold Muon; half the steps begin at .48 (trust.md 2)."""
+    max_rel_dw: Positive = 0.25
+    """Honest work in its own mode reaches .14 on another instruction set, half the steps begin at .48 (trust.md 2, LOG)."""
     max_loss_error: Positive = 2e-3
     max_single_rel_d: Positive = 0.5
     """One micro-batch above this fails alone; below it a failure needs two."""

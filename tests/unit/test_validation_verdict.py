@@ -37,9 +37,9 @@ GOOD = Measures(
         ({"rel_d_backward": 0.041}, Outcome.FAIL, r"median distance of gradients 0\.041"),
         ({"rel_d_token": 0.26}, Outcome.FAIL, r"worst token 0\.26, limit 0\.25"),
         ({"rel_d": 0.06, "num_passes": 2, "num_failing": 1}, Outcome.PASS, ""),
-        ({"rel_dw": 0.36}, Outcome.FAIL, r"params moved apart by 0\.36, limit 0\.35"),
+        ({"rel_dw": 0.26}, Outcome.FAIL, r"params moved apart by 0\.26, limit 0\.25"),
         ({"rel_dw": 1.0, "num_passes": 0}, Outcome.FAIL, "params moved apart"),
-        ({"rel_d": 0.2, "rel_dw": 1.0}, Outcome.FAIL, "params moved apart by 1, limit 0.35; median distance 0.2"),
+        ({"rel_d": 0.2, "rel_dw": 1.0}, Outcome.FAIL, "params moved apart by 1, limit 0.25; median distance 0.2"),
     ],
 )
 def test_judge(changes: dict[str, float], outcome: Outcome, reason: str) -> None:

@@ -16,6 +16,7 @@ from subnet.inference.served import ServedModel
 Choices = list[tuple[int, Choice]]
 """Tokens by the number of their sequence, in order."""
 Item = tuple[Piece, SequenceCache]
+_Wanted = list[tuple[Piece, Sampling]]
 
 
 class Engine(Protocol):
@@ -53,10 +54,10 @@ class AutoregressiveEngine:
         rows = self._runner.run([Span(cache, piece.start, piece.ids) for piece, cache in items], received)
         if not self.is_last:
             return rows, []
-        ends, wanted = wanted_rows(items)
+        ends, wanted = _wanted_rows(items)
         if not ends:
             return None, []
-        return None, chosen(wanted, self._runner.logits(rows[ends]))
+        return None, _chosen(wanted, self._runner.logits(rows[ends]))
 
 
 class PooledEngine:
@@ -74,34 +75,10 @@ class PooledEngine:
 
     def run(self, items: Sequence[Item], received: Tensor | None) -> tuple[Tensor | None, Choices]:
         """As Engine says."""
-        ends, wanted = wanted_rows(items)
+        ends, wanted = _wanted_rows(items)
         spans = [Span(cache, piece.start, piece.ids) for piece, cache in items]
         sums = self._runner.run(spans, ends, received)
-        return (None, chosen(wanted, self._runner.mean(sums))) if self.is_last else (sums, [])
-
-
-Wanted = list[tuple[Piece, Sampling]]
-
-
-def wanted_rows(items: Sequence[Item]) -> tuple[list[int], Wanted]:
-    """Among the rows of all pieces, the last of each that wants a token; and those pieces, with how they choose."""
-    ends: list[int] = []
-    wanted: Wanted = []
-    at = 0
-    for piece, _ in items:
-        at += len(piece.ids)
-        if piece.sampling is not None:
-            ends.append(at - 1)
-            wanted.append((piece, piece.sampling))
-    return ends, wanted
-
-
-def chosen(wanted: Wanted, logits: Tensor) -> Choices:
-    """A token after each of the pieces, from its row of (R, V) logits."""
-    return [
-        (piece.sequence, choose(row, sampling, piece.start + len(piece.ids)))
-        for (piece, sampling), row in zip(wanted, logits, strict=True)
-    ]
+        return (None, _chosen(wanted, self._runner.mean(sums))) if self.is_last else (sums, [])
 
 
 class DenoisingEngine:
@@ -135,6 +112,27 @@ class DenoisingEngine:
             for ahead, row in enumerate(logits[at - piece.num_targets : at]):
                 choices.append((piece.sequence, choose(row, piece.sampling, position + ahead)))
         return None, choices
+
+
+def _wanted_rows(items: Sequence[Item]) -> tuple[list[int], _Wanted]:
+    """Among the rows of all pieces, the last of each that wants a token; and those pieces, with how they choose."""
+    ends: list[int] = []
+    wanted: _Wanted = []
+    at = 0
+    for piece, _ in items:
+        at += len(piece.ids)
+        if piece.sampling is not None:
+            ends.append(at - 1)
+            wanted.append((piece, piece.sampling))
+    return ends, wanted
+
+
+def _chosen(wanted: _Wanted, logits: Tensor) -> Choices:
+    """A token after each of the pieces, from its row of (R, V) logits."""
+    return [
+        (piece.sequence, choose(row, sampling, piece.start + len(piece.ids)))
+        for (piece, sampling), row in zip(wanted, logits, strict=True)
+    ]
 
 
 def mode_of(served: ServedModel) -> str:

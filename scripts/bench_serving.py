@@ -1,7 +1,8 @@
 """What serving comes to over a wide-area network: tokens a second of each mode, and beside it how good that mode's text is.
 
-    python scripts/bench_serving.py --train models          once: three small models at equal bytes (study_blocktrain)
+    python scripts/bench_serving.py --train models          once: four small models at equal bytes (study_blocktrain)
     python scripts/bench_serving.py models --delay 0.05     every mode through proxies that add 50 ms to each hop
+    python scripts/bench_serving.py models --only pooled    one of them; also with --train
     python scripts/bench_serving.py --random 8 DIR          writes a random Llama of about 8 billion params in bfloat16
     python scripts/bench_serving.py --run DIR --hosts 4     a few tokens of it
 
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from study_blocktrain import CONCAT, GREEDY, NUM_HELDOUT, Case, config_of, train
+from study_blocktrain import CONCAT, GREEDY, NUM_HELDOUT, POOLED, Case, config_of, train
 
 from neurons.export import write_directory
 from neurons.published import Published
@@ -53,6 +54,7 @@ CROWD = 64
 CASES = {
     "end_to_end": Case("end_to_end"),
     "greedy": Case("greedy", blocktrain=GREEDY, workers=(1,) * NUM_STAGES),
+    "pooled": Case("pooled", blocktrain=POOLED, workers=(1,) * NUM_STAGES),
     "diffusion": Case("diffusion_concat", blocktrain=CONCAT, workers=(1,) * NUM_STAGES),
 }
 
@@ -60,11 +62,12 @@ CASES = {
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
-def train_models(place: Path) -> None:
+def train_models(place: Path, names: Sequence[str]) -> None:
     """A directory for each case, with its held-out figures."""
-    for name, case in CASES.items():
+    for name in names:
         if (place / name).exists():
             continue
+        case = CASES[name]
         config = config_of(case, 0)
         corpus = make_corpus(config)
         params, _, _ = train(case, 0, corpus)
@@ -257,10 +260,10 @@ def line(name: str, requests: int, found: dict[str, float], nats: str) -> None:
     )
 
 
-async def bench(place: Path, delay_s: float) -> None:
+async def bench(place: Path, names: Sequence[str], delay_s: float) -> None:
     print("| mode | requests | tokens/s | first token s | all s | steps | bytes/token | nats/byte |")
     print("|---|---|---|---|---|---|---|---|")
-    for name in CASES:
+    for name in names:
         directory = ModelDirectory(place / name)
         figures = json.loads((place / f"{name}.json").read_text())
         corpus = make_corpus(config_of(CASES[name], 0))
@@ -296,19 +299,20 @@ def main() -> None:
     parser.add_argument("models", nargs="?", type=Path)
     parser.add_argument("--train", type=Path)
     parser.add_argument("--delay", type=float, default=0.05, help="seconds that each hop takes one way")
+    parser.add_argument("--only", choices=CASES, nargs="+", default=list(CASES))
     parser.add_argument("--random", nargs=2, metavar=("BILLIONS", "DIR"))
     parser.add_argument("--run", type=Path)
     parser.add_argument("--hosts", type=int, default=4)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.train:
-        train_models(given.train)
+        train_models(given.train, given.only)
     elif given.random:
         write_random(float(given.random[0]), Path(given.random[1]))
     elif given.run:
         asyncio.run(run_random(given.run, given.hosts))
     else:
-        asyncio.run(bench(given.models, given.delay))
+        asyncio.run(bench(given.models, given.only, given.delay))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from neurons.checks import Finding
 from neurons.local.children import RoundWork
-from neurons.local.evidence import Evidence, RoundRow
-from subnet.config import RunKind
+from neurons.local.evidence import Evidence, RoundRow, loss_rows
+from subnet.config import Objective, RunKind
 from subnet.lanes import lanes
 from subnet.orchestration.accounts import EpochAccount
 from subnet.orchestration.rounds import mean_losses, participation
 
 ROUNDS_BETWEEN = 2
+_MIN_EPOCHS_FOR_GAIN = 4
+"""That the stages add to each other is a promise about the default length of a run, like the bound on its loss."""
 
 
 def is_apart(evidence: Evidence) -> bool:
@@ -72,6 +74,23 @@ def every_stage_learns(evidence: Evidence) -> Finding:
     if max(map(len, by_stage.values()), default=0) <= ROUNDS_BETWEEN:
         return Finding(name=name, holds=None, detail="does not apply: there are too few rounds")
     return Finding(name=name, holds=not rises, detail="; ".join(rises) or f"{len(by_stage)} stages")
+
+
+def together_say_more(evidence: Evidence) -> Finding:
+    """Held-out loss of all stages against that of the first alone; the other objectives do not promise that (docs/results.md)."""
+    name = "all stages together say more than the first alone"
+    rows, run = loss_rows(evidence), evidence.config.run
+    if not rows:
+        return Finding(name=name, holds=False, detail="it was not measured")
+    shown = f"{rows[-1].loss:.3f} against {rows[-1].loss_wires_zeroed:.3f}"
+    if run.blocktrain.objective is not Objective.POOLED:
+        return Finding(
+            name=name, holds=None, detail=f"{shown}; not promised of the objective {run.blocktrain.objective}"
+        )
+    if run.training.num_epochs < _MIN_EPOCHS_FOR_GAIN or run.training.num_stages == 1:
+        why = f"fewer than {_MIN_EPOCHS_FOR_GAIN} epochs, or one stage"
+        return Finding(name=name, holds=None, detail=f"{shown}; does not apply: {why}")
+    return Finding(name=name, holds=rows[-1].loss < rows[-1].loss_wires_zeroed, detail=shown)
 
 
 def can_be_repeated(evidence: Evidence) -> Finding:

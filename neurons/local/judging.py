@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from neurons import checks, limit_checks, trust_checks
 from neurons.checks import Finding, Verify
-from neurons.local.apart import can_be_repeated, every_stage_learns, is_apart
+from neurons.local.apart import can_be_repeated, every_stage_learns, is_apart, together_say_more
 from neurons.local.evidence import CheatRow, Evidence, cheat_rows, loss_rows, miner_rows, plane_bytes
 from neurons.local.traffic import expected_bytes
 from subnet.config import WIRE_COMPRESSION, Bottleneck, Objective
@@ -47,6 +47,7 @@ def _training_findings(evidence: Evidence) -> Iterator[Finding]:
     yield _params_moved(evidence)
     if is_apart(evidence):
         yield every_stage_learns(evidence)
+        yield together_say_more(evidence)
         yield can_be_repeated(evidence)
     else:
         yield _loss_falls(evidence)

@@ -1,5 +1,6 @@
 """OpenAI's completions as values: what a body may say, what answers and errors look like. No network here."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -15,6 +16,10 @@ from subnet.types import Record
 MAX_CHOICES = 16
 """Choices of one request: prompts times n."""
 MAX_STOPS = 4
+EXAMPLE_PROMPT = "The state of the union is"
+EXAMPLE_TOKENS = 64
+
+Encode = Callable[[str], list[int]]
 
 
 class BadRequest(StrataError):
@@ -66,6 +71,13 @@ class Limits(Record, frozen=True):
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 1 << 20
 
 
+def example(model: str, encode: Encode, limits: Limits) -> str:
+    """A body to be typed, which `limits` allow wherever they leave room for a token after the prompt."""
+    room = limits.max_positions - len(encode(EXAMPLE_PROMPT))
+    max_tokens = max(1, min(EXAMPLE_TOKENS, limits.max_tokens, room))
+    return json.dumps({"model": model, "prompt": EXAMPLE_PROMPT, "max_tokens": max_tokens, "stream": True})
+
+
 class Asked(Record, frozen=True):
     """A checked request: for each choice its prompt and how its tokens are drawn, in order of their index."""
 
@@ -78,9 +90,6 @@ class Asked(Record, frozen=True):
     is_streamed: bool
     wants_usage: bool
     num_prompt_tokens: int
-
-
-Encode = Callable[[str], list[int]]
 
 
 def read_body(

@@ -58,7 +58,7 @@ async def run_gateway(
         async with asyncio.TaskGroup() as group:
             work = group.create_task(gateway.work())
             failed = group.create_task(listener.wait_failed())
-            announced = group.create_task(_announce(gateway, listener, options, next(iter(api.names))))
+            announced = group.create_task(_announce(gateway, listener, options, api))
             await stop.wait()
             await _drain(gateway, api, stop)
             for task in (work, failed, announced):
@@ -102,15 +102,14 @@ def model_names(served: ServedModel, name: str) -> dict[str, int]:
     return names
 
 
-async def _announce(gateway: Gateway, listener: Listener, options: ServeOptions, name: str) -> None:
+async def _announce(gateway: Gateway, listener: Listener, options: ServeOptions, api: CompletionsApi) -> None:
     """Say where it is and how to ask, once every stage has a host."""
     if not await gateway.until_whole(READY_S):
         log.warning("a stage has no host", extra={"hosts": gateway.trouble})
     url = f"http://{name_of(Endpoint(host=options.listen_host, port=listener.port))}"
     out = Console(soft_wrap=True, highlight=False)
-    out.print(f"strata serves {name} at {url}/v1", markup=False)
-    body = f'{{"model": "{name}", "prompt": "The state of the union is", "max_tokens": 64, "stream": true}}'
-    out.print(f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'", markup=False)
+    out.print(f"strata serves {next(iter(api.names))} at {url}/v1", markup=False)
+    out.print(f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{api.example}'", markup=False)
 
 
 async def _drain(gateway: Gateway, api: CompletionsApi, stop: Stop) -> None:

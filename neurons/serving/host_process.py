@@ -27,12 +27,13 @@ def load_stage(directory: ModelDirectory, options: ServeOptions) -> tuple[Engine
     tensors = directory.tensors(served.tensor_names(stage, num_stages), torch_dtype(served.dtype))
     log.info("params read", extra={"stage": options.stage, "size_bytes": total_bytes(tensors.values())})
     max_positions = options.positions(served.max_positions)
-    engine, runner = make_engine(served, stage, num_stages, tensors, max_positions=max_positions)
-    if runner is None or rows_are_independent(runner):
+    engine, runners = make_engine(served, stage, num_stages, tensors, max_positions=max_positions)
+    if all(rows_are_independent(runner) for runner in runners):
         return engine, True
-    runner.rows_at_once = ROWS
+    for runner in runners:
+        runner.rows_at_once = ROWS
     log.warning("rows depend on their company here: they are computed a few at a time", extra={"rows": ROWS})
-    return engine, rows_are_independent(runner)
+    return engine, all(rows_are_independent(runner) for runner in runners)
 
 
 async def run_host(directory: ModelDirectory, options: ServeOptions, serve_key: str, stop: Stop) -> None:

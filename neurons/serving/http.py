@@ -18,6 +18,7 @@ from neurons.serving.completions import (
     answer_json,
     choice_json,
     error_json,
+    example,
     logprobs_json,
     read_body,
     usage_json,
@@ -100,6 +101,11 @@ class CompletionsApi:
         self.is_stopping = False
         self.num_requests: dict[int, int] = {}
         """By the status they were answered with; 499: the client went away."""
+
+    @property
+    def example(self) -> str:
+        """A body to be typed, to see whether it answers."""
+        return example(next(iter(self.names)), self._text.encode, self._limits)
 
     def mount(self, listener: Listener) -> None:
         """Offer every route."""

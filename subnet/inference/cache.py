@@ -3,6 +3,7 @@
 Legend: L layers of the stage, G key/value heads, E head width, P positions held.
 """
 
+import copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -54,6 +55,12 @@ class SequenceCache:
     def size_bytes(self) -> int:
         """Memory held."""
         return self._both.nbytes
+
+    def layers(self, first: int, count: int) -> "SequenceCache":
+        """The cache of some layers only, on the same memory."""
+        part = copy.copy(self)
+        part._both = self._both[:, first : first + count]
+        return part
 
     def write(self, layer: int, start: int, keys_GRE: Tensor, values_GRE: Tensor) -> None:
         """Put R positions from `start` on."""

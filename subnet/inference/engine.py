@@ -8,13 +8,15 @@ from torch import Tensor
 from subnet.inference.cache import CacheShape, SequenceCache
 from subnet.inference.decode import Span, StageRunner
 from subnet.inference.denoise import DenoisingRunner, Targets
-from subnet.inference.messages import AUTOREGRESSIVE, DENOISING, Piece
-from subnet.inference.sampling import Choice, choose
+from subnet.inference.messages import AUTOREGRESSIVE, DENOISING, POOLED, Piece
+from subnet.inference.pooled import PooledRunner
+from subnet.inference.sampling import Choice, Sampling, choose
 from subnet.inference.served import ServedModel
 
 Choices = list[tuple[int, Choice]]
 """Tokens by the number of their sequence, in order."""
 Item = tuple[Piece, SequenceCache]
+_Wanted = list[tuple[Piece, Sampling]]
 
 
 class Engine(Protocol):
@@ -52,19 +54,31 @@ class AutoregressiveEngine:
         rows = self._runner.run([Span(cache, piece.start, piece.ids) for piece, cache in items], received)
         if not self.is_last:
             return rows, []
-        ends, wanted, at = [], [], 0
-        for piece, _ in items:
-            at += len(piece.ids)
-            if piece.sampling is not None:
-                ends.append(at - 1)
-                wanted.append((piece, piece.sampling))
+        ends, wanted = _wanted_rows(items)
         if not ends:
             return None, []
-        logits = self._runner.logits(rows[ends])
-        return None, [
-            (piece.sequence, choose(logits[index], sampling, piece.start + len(piece.ids)))
-            for index, (piece, sampling) in enumerate(wanted)
-        ]
+        return None, _chosen(wanted, self._runner.logits(rows[ends]))
+
+
+class PooledEngine:
+    """Every stage reads all tokens; what crosses is the sum of logits so far, a row for each token that is wanted."""
+
+    def __init__(self, runner: PooledRunner) -> None:
+        self._runner = runner
+        self.served = runner.served
+        self.is_first, self.is_last = runner.is_first, runner.is_last
+        self.cache_shape = runner.cache_shape
+
+    def num_rows(self, piece: Piece) -> int:
+        """One where a token is wanted after the piece; what a stage makes of the others stays in its cache."""
+        return 0 if piece.sampling is None else 1
+
+    def run(self, items: Sequence[Item], received: Tensor | None) -> tuple[Tensor | None, Choices]:
+        """As Engine says."""
+        ends, wanted = _wanted_rows(items)
+        spans = [Span(cache, piece.start, piece.ids) for piece, cache in items]
+        sums = self._runner.run(spans, ends, received)
+        return (None, _chosen(wanted, self._runner.mean(sums))) if self.is_last else (sums, [])
 
 
 class DenoisingEngine:
@@ -100,16 +114,40 @@ class DenoisingEngine:
         return None, choices
 
 
+def _wanted_rows(items: Sequence[Item]) -> tuple[list[int], _Wanted]:
+    """Among the rows of all pieces, the last of each that wants a token; and those pieces, with how they choose."""
+    ends: list[int] = []
+    wanted: _Wanted = []
+    at = 0
+    for piece, _ in items:
+        at += len(piece.ids)
+        if piece.sampling is not None:
+            ends.append(at - 1)
+            wanted.append((piece, piece.sampling))
+    return ends, wanted
+
+
+def _chosen(wanted: _Wanted, logits: Tensor) -> Choices:
+    """A token after each of the pieces, from its row of (R, V) logits."""
+    return [
+        (piece.sequence, choose(row, sampling, piece.start + len(piece.ids)))
+        for (piece, sampling), row in zip(wanted, logits, strict=True)
+    ]
+
+
 def mode_of(served: ServedModel) -> str:
-    """AUTOREGRESSIVE or DENOISING."""
-    return DENOISING if served.is_denoising else AUTOREGRESSIVE
+    """AUTOREGRESSIVE, DENOISING or POOLED."""
+    return DENOISING if served.is_denoising else POOLED if served.is_pooled else AUTOREGRESSIVE
 
 
 def make_engine(
     served: ServedModel, stage: int, num_stages: int, params: Mapping[str, Tensor], *, max_positions: int
-) -> tuple[Engine, StageRunner | None]:
-    """The stage, and the runner whose independence of rows is to be measured. Raises InvalidConfig."""
+) -> tuple[Engine, Sequence[StageRunner]]:
+    """The stage, and the runners whose independence of rows is to be measured. Raises InvalidConfig."""
     if served.is_denoising:
-        return DenoisingEngine(DenoisingRunner(served, stage, num_stages, params, max_positions=max_positions)), None
+        return DenoisingEngine(DenoisingRunner(served, stage, num_stages, params, max_positions=max_positions)), ()
+    if served.is_pooled:
+        pooled = PooledRunner(served, stage, num_stages, params, max_positions=max_positions)
+        return PooledEngine(pooled), pooled.runners
     runner = StageRunner(served, stage, num_stages, params, max_positions=max_positions)
-    return AutoregressiveEngine(runner), runner
+    return AutoregressiveEngine(runner), (runner,)

@@ -30,6 +30,8 @@ AUTOREGRESSIVE = "autoregressive"
 """How a stage computes: one token after the other, with caches."""
 DENOISING = "denoising"
 """How a stage computes: noisy embeddings of coming tokens, one or many at a time."""
+POOLED = "pooled"
+"""How a stage computes: a small model over the tokens, with caches; its logits are added to those before it."""
 
 Natural = Annotated[int, Meta(ge=0, le=(1 << 48))]
 
@@ -53,7 +55,7 @@ class Welcome(Message, frozen=True):
     model: str
     """Digest of the configuration and of the names and shapes of the tensors."""
     mode: str
-    """How the stage computes: AUTOREGRESSIVE or DENOISING."""
+    """How the stage computes: AUTOREGRESSIVE, DENOISING or POOLED."""
     limit_tokens: Natural
     """Positions that all caches together may hold."""
     max_positions: Natural

@@ -1,7 +1,7 @@
 """What a model directory holds, read from its config.json, and how it is cut into stages that serve.
 
-Two kinds: a plain Llama, cut anywhere between two layers; and a Strata model with cuts, whose stages can be put together but
-not cut again, for what crosses is part of the model.
+A plain Llama is cut anywhere between two layers. The stages of a Strata model can be put together but not cut again, for what
+crosses is part of the model; those that denoise are served one on each host.
 """
 
 from typing import Annotated, Literal
@@ -20,7 +20,7 @@ from subnet.config import (
     TrainingConfig,
 )
 from subnet.errors import InvalidConfig
-from subnet.model.export import DENOISING_TYPE
+from subnet.model.export import DENOISING_TYPE, POOLED_TYPE, is_denoising, is_pooled
 from subnet.model.partition import layers_of, param_shapes
 from subnet.types import Record, StageIndex
 
@@ -41,6 +41,7 @@ class ServedModel(Record, frozen=True):
 
     run: RunConfig
     has_cuts: bool
+    """Whether it is cut where it was trained in stages, and nowhere else."""
     dtype: DType
     max_positions: Annotated[int, Meta(ge=1)]
     """Longest context the model was made for, in tokens."""
@@ -52,7 +53,12 @@ class ServedModel(Record, frozen=True):
     @property
     def is_denoising(self) -> bool:
         """Whether its stages denoise embeddings of coming tokens (papers.md B2); they are served one on each host."""
-        return self.run.kind is RunKind.BLOCKTRAIN
+        return is_denoising(self.run)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether each stage is a small model of its own, and the mean of their logits is what they say together."""
+        return is_pooled(self.run)
 
     @property
     def max_stages(self) -> int:
@@ -61,15 +67,17 @@ class ServedModel(Record, frozen=True):
 
     @property
     def wire_width(self) -> int:
-        """Channels that cross from one stage to the next."""
+        """Channels that cross from one stage to the next; of pooled stages the sum of logits so far."""
         if self.is_denoising:
             return self.run.model.width
+        if self.is_pooled:
+            return self.run.model.vocab_size
         return self.run.wire_shape[2]
 
     @property
     def wire_dtype(self) -> DType:
         """Codes cross in bfloat16 as in training; an uncut stream as it is computed."""
-        if self.is_denoising:
+        if self.is_denoising or self.is_pooled:
             return "float32"
         if self.run.model.bottleneck is Bottleneck.NONE:
             return "float32" if self.has_cuts else self.dtype
@@ -95,6 +103,12 @@ class ServedModel(Record, frozen=True):
         """Layers of one serving stage."""
         run, own = self.stages(stage, num_stages)
         return sum(len(layers_of(run, each)) for each in own)
+
+    def alone(self, stage: StageIndex) -> "ServedModel":
+        """One pooled stage as what it is: an uncut Llama of its own."""
+        model = msgspec.structs.replace(self.run.model, num_layers=len(layers_of(self.run, stage)))
+        run = RunConfig(model=model, training=TrainingConfig(num_stages=1))
+        return msgspec.structs.replace(self, run=run, has_cuts=False)
 
     def cache_bytes_per_token(self, stage: int, num_stages: int) -> int:
         """Keys and values of one token at one serving stage."""
@@ -168,14 +182,21 @@ def read_config(data: bytes) -> ServedModel:
         raise InvalidConfig(f"config.json: {error}") from error
     if stored.model_type == DENOISING_TYPE and stored.denoising is not None:
         return _denoising(stored, stored.denoising)
-    if stored.model_type not in ("llama", "strata"):
-        raise InvalidConfig(f"model_type must be llama or strata, config.json says {stored.model_type!r}")
+    if stored.model_type not in ("llama", "strata", POOLED_TYPE):
+        raise InvalidConfig(
+            f"model_type must be llama, strata or {POOLED_TYPE}, config.json says {stored.model_type!r}"
+        )
     _refuse_unknown(stored)
     eos = stored.eos_token_id
-    num_stages = stored.num_stages if stored.model_type == "strata" else 1
+    has_cuts, trains_apart = stored.model_type != "llama", stored.model_type == POOLED_TYPE
     return ServedModel(
-        run=RunConfig(model=_shape(stored), training=TrainingConfig(num_stages=num_stages)),
-        has_cuts=stored.model_type == "strata",
+        run=RunConfig(
+            kind=RunKind.BLOCKTRAIN if trains_apart else RunKind.PIPELINE,
+            model=_shape(stored),
+            training=TrainingConfig(num_stages=stored.num_stages if has_cuts else 1),
+            blocktrain=BlockTrainConfig(objective=Objective.POOLED) if trains_apart else BlockTrainConfig(),
+        ),
+        has_cuts=has_cuts,
         dtype="bfloat16" if (stored.dtype or stored.torch_dtype) == "bfloat16" else "float32",
         max_positions=stored.max_position_embeddings,
         eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),

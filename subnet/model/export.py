@@ -1,8 +1,9 @@
 """A merged run as a directory that transformers loads: configuration, params, tokenizer (bytes in, names and bytes out).
 
 An uncut model is a plain LlamaForCausalLM, and so are stages of the greedy objective: the layers of the lowest
-`depth` of them under the head of the topmost. A model with a bottleneck or anchors is a class of its own, whose source file
-(modeling_strata.py) goes into the directory. Stages that denoise are no model of transformers; `strata serve` reads them.
+`depth` of them under the head of the topmost. A model with a bottleneck or anchors is a class of its own, and so are pooled
+stages; the source file of both (modeling_strata.py) goes into the directory. Stages that denoise are no model of transformers;
+`strata serve` reads them.
 Params stay float32, so that logits are those of the run.
 """
 
@@ -33,6 +34,8 @@ from subnet.types import StageIndex
 CLASS_FILE = "modeling_strata.py"
 DENOISING_TYPE = "strata_denoising"
 """`model_type` of stages that denoise."""
+POOLED_TYPE = "strata_pooled"
+"""`model_type` of stages that read the tokens alone and are heard together; transformers gets a class for them."""
 DENOISING_FIELDS = ("context", "sigma_min", "sigma_max", "sigma_data", "p_mean", "p_std")
 """What of a run's noise a model depends on; the rest is training's alone, and may change without old models noticing."""
 SHARD_LIMIT_BYTES = 2 << 30
@@ -46,24 +49,25 @@ def is_denoising(config: RunConfig) -> bool:
     return config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.DIFFUSION
 
 
+def is_pooled(config: RunConfig) -> bool:
+    """Whether the stages read the tokens alone and the mean of their logits is the model's (DESIGN D53)."""
+    return config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.POOLED
+
+
 def is_plain_llama(config: RunConfig) -> bool:
     """Whether the stages in a row are Llama and nothing else."""
     if config.kind is RunKind.BLOCKTRAIN:
-        return not is_denoising(config)
+        return config.blocktrain.objective is Objective.GREEDY
     model = config.model
     has_cuts = config.training.num_stages > 1
     return not has_cuts or (model.bottleneck is Bottleneck.NONE and not has_anchor(model))
 
 
 def stages_of(config: RunConfig, depth: int | None) -> list[StageIndex]:
-    """The stages that are exported: all, or the lowest `depth` that predict by themselves. Raises InvalidConfig."""
+    """The stages that are exported: all, or of the greedy objective the lowest `depth`. Raises InvalidConfig."""
     num_stages = config.training.num_stages
-    if config.kind is RunKind.BLOCKTRAIN and config.blocktrain.objective is Objective.POOLED:
-        raise InvalidConfig(
-            "stages of the objective pooled are no Llama and cannot be exported; strata eval reads them"
-        )
-    if depth is not None and (config.kind is not RunKind.BLOCKTRAIN or is_denoising(config)):
-        raise InvalidConfig("--depth is for stages that each predict by themselves; this run's do not")
+    if depth is not None and not (config.kind is RunKind.BLOCKTRAIN and is_plain_llama(config)):
+        raise InvalidConfig("--depth is for stages of the objective greedy, which predict at every depth; leave it out")
     if depth is not None and not 1 <= depth <= num_stages:
         raise InvalidConfig(f"--depth must be in [1, {num_stages}], got {depth}")
     return [StageIndex(stage) for stage in range(depth or num_stages)]
@@ -73,11 +77,7 @@ def model_config(config: RunConfig, *, depth: int | None = None) -> dict[str, An
     """What goes into config.json. `max_position_embeddings` is the longest context that was trained on."""
     model = config.model
     num_layers = layers_of(config, stages_of(config, depth)[-1]).stop
-    is_plain = is_plain_llama(config)
-    name = "LlamaForCausalLM" if is_plain else "StrataForCausalLM"
     fields: dict[str, Any] = {
-        "architectures": [name],
-        "model_type": "llama" if is_plain else DENOISING_TYPE if is_denoising(config) else "strata",
         "dtype": "float32",
         "vocab_size": model.vocab_size,
         "hidden_size": model.width,
@@ -98,25 +98,42 @@ def model_config(config: RunConfig, *, depth: int | None = None) -> dict[str, An
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    if is_plain:
-        return fields
+    return fields | _kind_fields(config)
+
+
+def _kind_fields(config: RunConfig) -> dict[str, Any]:
+    """What tells the kinds of models apart, and what each has beside Llama's fields."""
+    if is_plain_llama(config):
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     if is_denoising(config):
         noise = msgspec.structs.asdict(config.blocktrain)
-        return fields | {
+        return {
             "architectures": [],
+            "model_type": DENOISING_TYPE,
             "num_stages": config.training.num_stages,
-            "codebook_seed": model.seed,
+            "codebook_seed": config.model.seed,
             "denoising": {key: noise[key] for key in DENOISING_FIELDS},
         }
-    module = CLASS_FILE.removesuffix(".py")
-    return fields | {
-        "auto_map": {"AutoConfig": f"{module}.StrataConfig", "AutoModelForCausalLM": f"{module}.{name}"},
+    if is_pooled(config):
+        return _classes("StrataPooled") | {"model_type": POOLED_TYPE, "num_stages": config.training.num_stages}
+    model = config.model
+    return _classes("Strata") | {
+        "model_type": "strata",
         "bottleneck": str(model.bottleneck),
         "bottleneck_width": model.bottleneck_width,
         "boundary_width": boundary_width(model),
         "num_stages": config.training.num_stages,
         "has_anchor": has_anchor(model),
         "anchor_rank": ANCHOR_RANK if is_anchor_factored(model) else 0,
+    }
+
+
+def _classes(name: str) -> dict[str, Any]:
+    """Where transformers finds the classes whose names begin so."""
+    module, model = CLASS_FILE.removesuffix(".py"), f"{name}ForCausalLM"
+    return {
+        "architectures": [model],
+        "auto_map": {"AutoConfig": f"{module}.{name}Config", "AutoModelForCausalLM": f"{module}.{model}"},
     }
 
 
@@ -200,13 +217,19 @@ def _grouped(
 
 
 def _exported_name(config: RunConfig, name: str, *, is_top: bool) -> str | None:
-    """The param's name in the files; None for the heads of predicting stages below the topmost."""
-    if config.kind is not RunKind.BLOCKTRAIN or is_denoising(config):
+    """The param's name in the files; None for the heads of greedy stages below the topmost."""
+    if config.kind is RunKind.PIPELINE or not is_plain_llama(config):
         return name
-    rest = name.split(".", 2)[2]  # blocks.STAGE.rest
-    if rest.startswith(("norm.", "lm_head.")) and not is_top:
-        return None
-    return rest if rest.startswith("lm_head.") else f"model.{rest}"
+    is_head = ".norm." in name or ".lm_head." in name
+    return None if is_head and not is_top else llama_name(name)
+
+
+def llama_name(name: str, *, first_layer: int = 0) -> str:
+    """Of a param of a predicting stage, its name in a Llama whose layers begin with the run's `first_layer`."""
+    parts = name.split(".")[2:]  # blocks.STAGE.rest
+    if parts[0] == "layers":
+        parts[1] = str(int(parts[1]) - first_layer)
+    return ".".join(parts if parts[0] == "lm_head" else ["model", *parts])
 
 
 def _saved(tensors: Mapping[str, Tensor]) -> bytes:

@@ -69,9 +69,10 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("one_thread")
 def test_processes_over_http_publish_what_one_process_does_to_the_bit(tmp_path: Path) -> None:
+    """With the objective whose workers also fetch the published params of their neighbours."""
     net = Localnet(
         tmp_path, "--kind", "blocktrain", "--stages", "2", "--miners", "3", "--validators", "1", "--epochs", "2",
-        "--set", "training.target_batches=8",
+        "--set", "training.target_batches=8", "--set", "blocktrain.objective=greedy",
     )  # fmt: skip
     assert net.process.wait(240) == ExitCode.OK, net.text
     net.assert_nothing_is_left()

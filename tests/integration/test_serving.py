@@ -35,9 +35,13 @@ def hosts(place: Path) -> Iterator[list[Endpoint]]:
 
 @pytest.fixture(scope="module")
 def model(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return loaded(place, tmp_path_factory.mktemp("modules"))
+
+
+def loaded(place: Path, modules: Path) -> Any:
+    """By transformers, with the class that comes with it copied to `modules`."""
     with pytest.MonkeyPatch.context() as patch:
-        modules = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
         return AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
 
 
@@ -289,4 +293,33 @@ async def test_stages_that_denoise_serve_token_by_token_and_in_one_sweep(tmp_pat
             assert await ask("tiny:sweep") == swept
             assert per_token[0][:1] == swept[0][:1]
             await served.gateway.until_idle()
+            await served.assert_nothing_left()
+
+
+async def test_pooled_stages_generate_what_transformers_does_also_when_a_host_is_lost(tmp_path: Path) -> None:
+    """Four stages on three hosts, the middle one twice; one of the two is killed in mid-stream."""
+    place = write_model(blocktrain_config(Objective.POOLED, num_stages=4, num_tokens=256), tmp_path / "tiny")
+    model = loaded(place, tmp_path / "modules")
+    prompts = [PROMPT, "peace", "war and"]
+    with host_processes(place, [0, 1, 1, 2]) as started:
+        async with serving(place, [host.endpoint for host in started]) as served:
+            gateway = served.gateway
+            assert await gateway.until_whole(20)
+            assert await streamed(served, PROMPT) == generated(model, PROMPT)
+            await served.assert_nothing_left()
+            sent = {row["stage"]: row["payload_bytes_sent"] for row in gateway.facts()}
+            assert (
+                sent[0] == 4 * 256 * MAX_TOKENS
+            )  # a float32 for each of 256 tokens that may come, for each that comes
+
+            stream = await served.client.completions.create(model="tiny", prompt="a", max_tokens=200, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+            num_before = gateway.num_tokens
+            texts = [asyncio.create_task(streamed(served, prompt, 80)) for prompt in prompts]
+            await gateway.until(lambda: gateway.num_tokens >= num_before + 30)
+            await gateway.refresh()
+            _busiest(served, started).kill()
+            assert await asyncio.gather(*texts) == [generated(model, prompt, 80) for prompt in prompts]
             await served.assert_nothing_left()

@@ -7,10 +7,9 @@ import torch
 from torch.func import functional_call
 
 from subnet.config import BlockTrainConfig, DiffusionContext, Objective, RunConfig, RunKind
-from subnet.errors import InvalidConfig, InvariantBroken
+from subnet.errors import InvariantBroken
 from subnet.model.blocks import DenoisingBlock, build_block
 from subnet.model.diffusion import concat_mask
-from subnet.model.export import stages_of
 from subnet.model.flat import unflatten
 from subnet.model.init import initial_params
 from subnet.model.noise import codebook
@@ -233,8 +232,3 @@ def test_dishonest_workers_run_where_stages_train_alone(blocktrain: BlockTrainCo
     cheat.load_neighbours({other: initial_params(config, other) for other in neighbours_of(config, stage)})
     found = train_on(cheat, 4), train_on(honest, 4)
     assert found[0] != found[1] or not np.array_equal(cheat.params(), honest.params())
-
-
-def test_pooled_stages_are_not_exported_as_one_deep_model() -> None:
-    with pytest.raises(InvalidConfig, match="no Llama"):
-        stages_of(alone(POOLED), None)

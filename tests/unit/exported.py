@@ -82,9 +82,15 @@ def prompts(count: int, *, shortest: int = 3, longest: int = 90, vocab_size: int
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-def blocktrain_config(objective: Objective, context: DiffusionContext = DiffusionContext.CONCAT) -> RunConfig:
-    """Three stages of two layers that train apart."""
-    config = run_config()
-    training = msgspec.structs.replace(config.training, num_tokens=64)
+def blocktrain_config(
+    objective: Objective,
+    context: DiffusionContext = DiffusionContext.CONCAT,
+    *,
+    num_stages: int = 3,
+    num_tokens: int = 64,
+) -> RunConfig:
+    """Six layers in stages that train apart."""
+    config = run_config(num_stages=num_stages)
+    training = msgspec.structs.replace(config.training, num_tokens=num_tokens)
     blocktrain = BlockTrainConfig(objective=objective, context=context)
     return msgspec.structs.replace(config, kind=RunKind.BLOCKTRAIN, training=training, blocktrain=blocktrain)

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from neurons.serving.completions import Asked, BadRequest, Limits, logprobs_json, read_body
+from neurons.serving.completions import Asked, BadRequest, Limits, example, logprobs_json, read_body
 from subnet.inference.sampling import Choice
 
 LIMITS = Limits(max_positions=64, max_tokens=40)
 
 
-def read(**fields: Any) -> Asked:
+def read(limits: Limits = LIMITS, /, **fields: Any) -> Asked:
     body = json.dumps({"model": "m", "prompt": "ab", **fields}).encode()
-    return read_body(body, lambda text: list(text.encode()), models=["m"], limits=LIMITS, vocab_size=256, fresh_seed=7)
+    return read_body(body, lambda text: list(text.encode()), models=["m"], limits=limits, vocab_size=256, fresh_seed=7)
 
 
 def test_defaults_are_openais() -> None:
@@ -62,6 +62,14 @@ def test_what_clients_send_as_null_is_left_out() -> None:
     asked = read(**dict.fromkeys(nulls))
     assert asked.max_tokens == 40
     assert asked.samplings[0].temperature == 1.0
+
+
+@pytest.mark.parametrize(("limits", "max_tokens"), [(LIMITS, 39), (Limits(max_positions=4096, max_tokens=4096), 64)])
+def test_the_request_that_is_printed_is_one_that_is_served(limits: Limits, max_tokens: int) -> None:
+    """The prompt of 25 tokens and 64 more do not fit a model that was trained on 64."""
+    body = example("m", lambda text: list(text.encode()), limits)
+    asked = read(limits, **json.loads(body))
+    assert (asked.max_tokens, asked.is_streamed) == (max_tokens, True)
 
 
 @pytest.mark.parametrize(

@@ -163,14 +163,33 @@ def test_stages_that_predict_apart_are_a_plain_llama_at_any_depth(depth: int | N
     assert isinstance(model, LlamaForCausalLM)
 
 
+@pytest.mark.parametrize("num_stages", [1, 3, 4])
+def test_pooled_stages_load_as_a_class_with_the_logits_of_the_evaluation(num_stages: int, tmp_path: Path) -> None:
+    """Six layers in four stages do not divide: the later ones hold one more."""
+    config = blocktrain_config(Objective.POOLED, num_stages=num_stages)
+    vectors = moved_params(config)
+    place = exported(config, vectors, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=True)
+    ids = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        *_, expected = PredictingStack(config, vectors).logits(ids)
+        assert torch.equal(model(ids).logits, expected)
+        assert torch.equal(model(ids, logits_to_keep=3).logits, expected[:, -3:])
+        again = ids[:1]
+        for _ in range(12):
+            again = torch.cat([again, model(again).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+        assert torch.equal(model.generate(ids[:1], max_new_tokens=12), again)
+
+
 def test_stages_that_denoise_have_a_file_each(tmp_path: Path) -> None:
     config = blocktrain_config(Objective.DIFFUSION)
     files = dict(export.param_files(config, moved_params(config)))
     index = json.loads(files["model.safetensors.index.json"])["weight_map"]
     assert len(files) == 4
     assert len({index[name] for name in index if name.startswith("blocks.1.")}) == 1
-    with pytest.raises(InvalidConfig, match="predict by themselves"):
-        export.stages_of(config, 1)
+    for other in (config, blocktrain_config(Objective.POOLED)):
+        with pytest.raises(InvalidConfig, match="stages of the objective greedy"):
+            export.stages_of(other, 1)
     with pytest.raises(InvalidConfig, match=r"--depth must be in \[1, 3\]"):
         export.stages_of(blocktrain_config(Objective.GREEDY), 4)
 

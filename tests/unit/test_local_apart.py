@@ -6,15 +6,22 @@ import msgspec
 import pytest
 
 from neurons.checks import Finding, History
-from neurons.local.apart import can_be_repeated, disturbed, every_stage_learns, round_rows, round_work
+from neurons.local.apart import (
+    can_be_repeated,
+    disturbed,
+    every_stage_learns,
+    round_rows,
+    round_work,
+    together_say_more,
+)
 from neurons.local.evidence import Evidence
 from neurons.local.notes import Repeated
 from neurons.local.plan import Part
 from neurons.settings import NodeConfig
-from subnet.config import RunKind
-from subnet.orchestration.ledger import EpochPublished, SampleDropped, UpdateMergedLate
+from subnet.config import BlockTrainConfig, Objective, RunKind
+from subnet.orchestration.ledger import EpochPublished, Evaluated, SampleDropped, UpdateMergedLate
 from subnet.types import Epoch, Metagraph, SampleId, StageIndex
-from tests.unit.recorded import CONFIG, A, B, Book, C, D, ref
+from tests.unit.recorded import CONFIG, A, B, Book, C, D, V, ref
 
 APART = msgspec.structs.replace(CONFIG, kind=RunKind.BLOCKTRAIN)
 SAME = (Repeated(epoch=Epoch(0), same=(True, True)),)
@@ -62,6 +69,32 @@ def test_a_stage_that_does_not_learn_is_named(last: float, holds: bool) -> None:
     assert found.holds is holds
     assert holds or found.detail == "stage 0 from 4.000 to 5.000; stage 1 from 4.000 to 5.000"
     assert every_stage_learns(evidence(book())).holds is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "num_epochs", "loss", "holds"),
+    [
+        (Objective.POOLED, 4, 2.0, True),
+        (Objective.POOLED, 4, 2.5, False),
+        (Objective.POOLED, 3, 2.5, None),
+        (Objective.GREEDY, 4, 2.5, None),
+    ],
+)
+def test_stages_that_are_heard_together_must_add_to_the_first(
+    objective: Objective, num_epochs: int, loss: float, holds: bool | None
+) -> None:
+    run = msgspec.structs.replace(
+        APART,
+        training=msgspec.structs.replace(APART.training, num_epochs=num_epochs),
+        blocktrain=BlockTrainConfig(objective=objective),
+    )
+    unmeasured = replace(evidence(book()), config=NodeConfig(run=run))
+    assert together_say_more(unmeasured).holds is False
+    made = book()
+    made.say(Evaluated(epoch=Epoch(0), validator=V, loss=loss, loss_wires_zeroed=2.25))
+    found = together_say_more(replace(evidence(made), config=NodeConfig(run=run)))
+    assert found.holds is holds
+    assert f"{loss:.3f} against 2.250" in found.detail
 
 
 def test_a_round_is_repeated_with_the_samples_of_each_worker_in_order() -> None:

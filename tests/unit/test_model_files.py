@@ -111,13 +111,13 @@ def test_a_model_with_cuts_is_put_together_and_not_cut_again(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"model_type": "gpt2"}, "model_type must be llama or strata"),
+        ({"model_type": "gpt2"}, "model_type must be llama, strata or strata_pooled"),
         ({"attention_bias": True}, "attention_bias cannot be served"),
         ({"hidden_act": "gelu"}, "hidden_act must be silu"),
         ({"head_dim": 32}, "head_dim must be hidden_size / num_attention_heads"),
         ({"num_attention_heads": 5, "head_dim": None}, "model.width / model.num_heads"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "rope_parameters: Expected `float`"),
-        ({"model_type": "strata_denoising"}, "model_type must be llama or strata"),
+        ({"model_type": "strata_denoising"}, "model_type must be llama, strata or strata_pooled"),
         ({"hidden_size": "wide"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_type must be default or llama3"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from neurons import settings, tables
 from neurons.settings import KNOBS, NodeConfig, load, to_toml
-from subnet.config import Bottleneck, RunKind
+from subnet.config import Bottleneck, Objective, RunKind
 from subnet.errors import InvalidConfig
 from subnet.types import NumericMode
 
@@ -216,6 +216,9 @@ def test_a_local_subnet_of_blocks_changes_what_its_kind_needs_and_what_is_said_w
     assert (training.outer_learning_rate, training.outer_momentum) == (1.0, 0.0), (
         "theta moves by the mean of the deltas"
     )
+    assert config.run.blocktrain.objective is Objective.POOLED
+    said = {"kind": "blocktrain", "blocktrain.objective": "greedy"}
+    assert settings.load_localnet(said, environment=NOTHING)[0].run.blocktrain.objective is Objective.GREEDY
     written = write(tmp_path, 'kind = "blocktrain"\n[training]\nnum_stages = 2\n[localnet]\nnum_miners = 3\n')
     config, options = settings.load_localnet(file=written, environment=NOTHING)
     assert (config.run.training.num_stages, options.num_miners) == (2, 3)

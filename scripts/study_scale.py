@@ -2,10 +2,11 @@
 sockets or tensors.
 
     python scripts/study_scale.py --miners 1000,10000 --stages 32
+    python scripts/study_scale.py --miners 1000 --stages 8 --batches 32 --epochs 4 --journal
 
 Every miner joins, leases, attests each pass, commits, uploads, reduces its shards, steps and answers its audits; three validators
-judge. Only what a miner would compute is made up. Prints the CPU time of each phase and of one event in it, memory, and what the
-public record costs those who read it.
+judge. Only what a miner would compute is made up. Prints the CPU time of each phase and of one event in it, memory, what the
+public record costs those who read it, and what a stored state costs. With --journal also what starting costs without one.
 """
 
 import argparse
@@ -38,9 +39,12 @@ from subnet.orchestration.events import (
     RootIncluded,
     ShardRecomputed,
     StoreSegment,
+    decode_event,
+    encode_event,
 )
 from subnet.orchestration.segments import encode_segment
 from subnet.orchestration.state import State
+from subnet.orchestration.stored import decode_state, encode_state
 from subnet.types import BlobRef, Checkpoint, Digest, Hotkey, Lease, Outcome, Phase, Verdict
 
 VALIDATORS = tuple(Hotkey(f"v{number}") for number in range(3))
@@ -79,10 +83,14 @@ class Crowd:
     num_events: int = 0
     now_s: float = 0.0
     pending: list[AnyEffect] = field(default_factory=list)
+    journal: list[bytes] | None = None
+    """Every event as journaled, when it is asked for."""
 
     def feed(self, event: AnyEvent) -> list[AnyEffect]:
         """One event; what the edge would carry out is carried out."""
         self.num_events += 1
+        if self.journal is not None:
+            self.journal.append(encode_event(event))
         effects = machine.step(self.state, event, self.config)
         for effect in effects:
             if isinstance(effect, StoreSegment):
@@ -250,11 +258,10 @@ class Table:
         sys.stdout.flush()
 
 
-def run(num_miners: int, num_stages: int, batches: int, num_epochs: int) -> None:
+def run(crowd: Crowd, batches: int, num_epochs: int) -> None:
     """Print what some epochs with so many miners take."""
-    config = scale_config(num_miners, num_stages, batches)
-    crowd = Crowd(config, [Hotkey(f"m{number:05d}") for number in range(num_miners)])
-    table = Table(crowd)
+    config, table = crowd.config, Table(crowd)
+    num_miners, num_stages = len(crowd.miners), config.training.num_stages
     sys.stdout.write(f"{num_miners:,} miners in {num_stages} stages, {batches} samples each\n")
     with table.timed("join"):
         crowd.gather()
@@ -279,6 +286,11 @@ def run(num_miners: int, num_stages: int, batches: int, num_epochs: int) -> None
             crowd.reduce()
         with table.timed("outer step"):
             crowd.step()
+        with table.timed("state encoded, at the seal"):
+            data = encode_state(crowd.state, written_by="")
+        with table.timed("state read"):
+            again = decode_state(data)
+        assert again == crowd.state
         with table.timed("audits"):
             crowd.audit()
         with table.timed("invariants, once"):
@@ -291,9 +303,21 @@ def run(num_miners: int, num_stages: int, batches: int, num_epochs: int) -> None
             flags = find_flags(record.accounts, record.accounts.published()[-1].epoch, record.incentives().clasp)
         assert len(weights) == num_miners and not flags
         sys.stdout.write(
-            f"  segment {len(crowd.segments[-1]) / 1e6:.0f} MB, directive {size / 1e3:.1f} kB, "
+            f"  segment {len(crowd.segments[-1]) / 1e6:.0f} MB, directive {size / 1e3:.1f} kB, state {len(data) / 1e6:.1f} MB, "
             f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB\n"
         )
+        if crowd.journal is not None:
+            _replay(crowd.journal, config, table)
+
+
+def _replay(journal: list[bytes], config: RunConfig, table: Table) -> None:
+    """What a start from the journal's first entry takes, without the store that it is read from."""
+    state = State()
+    with table.timed("journal replayed"):
+        for entry in journal:
+            machine.step(state, decode_event(entry), config)
+    assert state == table.crowd.state
+    sys.stdout.write(f"  journal {len(journal):,} events, {sum(map(len, journal)) / 1e6:.1f} MB\n")
 
 
 def main() -> None:
@@ -303,9 +327,13 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=32)
     parser.add_argument("--batches", type=int, default=8, help="samples an epoch asks of each miner")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--journal", action="store_true", help="keep the journal and replay all of it after each epoch")
     arguments = parser.parse_args()
     for num_miners in map(int, arguments.miners.split(",")):
-        run(num_miners, arguments.stages, arguments.batches, arguments.epochs)
+        config = scale_config(num_miners, arguments.stages, arguments.batches)
+        crowd = Crowd(config, [Hotkey(f"m{number:05d}") for number in range(num_miners)])
+        crowd.journal = [] if arguments.journal else None
+        run(crowd, arguments.batches, arguments.epochs)
 
 
 if __name__ == "__main__":

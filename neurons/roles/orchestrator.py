@@ -151,8 +151,7 @@ class Orchestrator:
 
     async def handle(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Answer one verified request. Raises Refused, ProtocolViolation, TransientFailure."""
-        if not self.is_ready.is_set():
-            raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
+        self._require_ready()
         self._heard[sender] = self._clock.now()
         request = envelope.request
         match request:
@@ -173,6 +172,10 @@ class Orchestrator:
             raise Refused(response.code, response.reason)
         return self._signed(sender, response)
 
+    def _require_ready(self) -> None:
+        if not self.is_ready.is_set():
+            raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
+
     async def _ask(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Put a request through the state machine; a repeat that arrives meanwhile waits for the same answer."""
         key = (sender, envelope.request_id)
@@ -187,7 +190,11 @@ class Orchestrator:
         return await asyncio.shield(answered)
 
     async def public(self, name: str) -> bytes | None:
-        """Public objects: `run`, `config` (what it pins), `status`, `ledger/INDEX` (sealed segments), `snapshots/STAGE`."""
+        """Public objects: `run`, `config` (what it pins), `status`, `ledger/INDEX` (sealed segments), `snapshots/STAGE`.
+
+        None for one that there is not. Raises TransientFailure.
+        """
+        self._require_ready()
         state = self.state
         if name == "run":
             return wire.encode(self._announcer.discovery)

@@ -2,11 +2,10 @@
 sockets or tensors.
 
     python scripts/study_scale.py --miners 1000,10000 --stages 32
-    python scripts/study_scale.py --miners 1000 --stages 8 --batches 32 --epochs 4 --journal
 
 Every miner joins, leases, attests each pass, commits, uploads, reduces its shards, steps and answers its audits; three validators
 judge. Only what a miner would compute is made up. Prints the CPU time of each phase and of one event in it, memory, what the
-public record costs those who read it, and what a stored state costs. With --journal also what starting costs without one.
+public record costs those who read it, and what storing the state costs.
 """
 
 import argparse
@@ -39,7 +38,6 @@ from subnet.orchestration.events import (
     RootIncluded,
     ShardRecomputed,
     StoreSegment,
-    decode_event,
     encode_event,
 )
 from subnet.orchestration.segments import encode_segment
@@ -84,7 +82,7 @@ class Crowd:
     now_s: float = 0.0
     pending: list[AnyEffect] = field(default_factory=list)
     journal: list[bytes] | None = None
-    """Every event as journaled, when it is asked for."""
+    """Every event as journaled, for whoever asks for it."""
 
     def feed(self, event: AnyEvent) -> list[AnyEffect]:
         """One event; what the edge would carry out is carried out."""
@@ -206,6 +204,15 @@ class Crowd:
                 self.ask(miner, wire.SnapshotDone(epoch=epoch, ref=ref))
         assert self.state.epoch == epoch + 1 and not self.pending
 
+    def epoch(self, batches: int) -> None:
+        """From the published params to the next seal, but for audits."""
+        self.get_ready()
+        self.train(self.lease(batches))
+        self.commit()
+        self.upload()
+        self.reduce()
+        self.step()
+
     def audit(self) -> None:
         """Every challenge is answered and judged; agreeing shards are recomputed."""
         for (epoch, miner), case in list(self.state.cases.items()):
@@ -235,6 +242,12 @@ class Crowd:
 
 def _made(*parts: object) -> Digest:
     return digest("/".join(map(str, parts)).encode())
+
+
+def crowd_of(num_miners: int, num_stages: int, batches: int) -> Crowd:
+    """Before anybody has joined."""
+    config = scale_config(num_miners, num_stages, batches)
+    return Crowd(config, [Hotkey(f"m{number:05d}") for number in range(num_miners)])
 
 
 @dataclass
@@ -306,18 +319,6 @@ def run(crowd: Crowd, batches: int, num_epochs: int) -> None:
             f"  segment {len(crowd.segments[-1]) / 1e6:.0f} MB, directive {size / 1e3:.1f} kB, state {len(data) / 1e6:.1f} MB, "
             f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB\n"
         )
-        if crowd.journal is not None:
-            _replay(crowd.journal, config, table)
-
-
-def _replay(journal: list[bytes], config: RunConfig, table: Table) -> None:
-    """What a start from the journal's first entry takes, without the store that it is read from."""
-    state = State()
-    with table.timed("journal replayed"):
-        for entry in journal:
-            machine.step(state, decode_event(entry), config)
-    assert state == table.crowd.state
-    sys.stdout.write(f"  journal {len(journal):,} events, {sum(map(len, journal)) / 1e6:.1f} MB\n")
 
 
 def main() -> None:
@@ -327,13 +328,9 @@ def main() -> None:
     parser.add_argument("--stages", type=int, default=32)
     parser.add_argument("--batches", type=int, default=8, help="samples an epoch asks of each miner")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--journal", action="store_true", help="keep the journal and replay all of it after each epoch")
     arguments = parser.parse_args()
     for num_miners in map(int, arguments.miners.split(",")):
-        config = scale_config(num_miners, arguments.stages, arguments.batches)
-        crowd = Crowd(config, [Hotkey(f"m{number:05d}") for number in range(num_miners)])
-        crowd.journal = [] if arguments.journal else None
-        run(crowd, arguments.batches, arguments.epochs)
+        run(crowd_of(num_miners, arguments.stages, arguments.batches), arguments.batches, arguments.epochs)
 
 
 if __name__ == "__main__":

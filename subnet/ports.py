@@ -119,7 +119,7 @@ class Journal(Protocol):
         """
         ...
 
-    async def store(self, state: StoredState) -> None:
+    async def put_state(self, state: StoredState) -> None:
         """Replace the stored state and trim the journal up to its record; whatever is killed, one of the two MUST be whole.
 
         A reader MUST find the old state and every record after it, or the new state and every record after that. Raises
@@ -127,7 +127,7 @@ class Journal(Protocol):
         """
         ...
 
-    async def stored(self) -> StoredState | None:
+    async def get_state(self) -> StoredState | None:
         """The stored state, None before the first. Raises TransientFailure when another process is replacing it."""
         ...
 

@@ -72,5 +72,5 @@ class Keeper:
         state, self._state = self._state, None
         if state is None:
             return
-        await until_done(lambda: self._journal.store(state), name="StoreState", clock=self._clock)
+        await until_done(lambda: self._journal.put_state(state), name="StoreState", clock=self._clock)
         log.info("state stored", extra={"at_record": state.at_record, "size_bytes": len(state.data)})

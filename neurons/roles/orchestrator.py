@@ -261,7 +261,7 @@ class Orchestrator:
 
     async def _recover(self) -> list[AnyEffect]:
         """Rebuild the state from the stored one and the journal after it; returns what a crash may have left undone."""
-        stored, num_events = await self._store.stored(), 0
+        stored, num_events = await self._store.get_state(), 0
         if stored is not None:
             self.state = self._desk.state = decode_state(stored.data)
             self._refuse_other_run(self.state.run_id)

@@ -69,7 +69,7 @@ async def _measure_storing(directory: Path, num_records: int) -> list[Line]:
         for _ in range(num_records):
             at_record = await store.append([_ENTRY] * _BATCH)
         began = time.perf_counter()
-        storing = asyncio.create_task(store.store(StoredState(at_record=at_record, data=os.urandom(_STATE_BYTES))))
+        storing = asyncio.create_task(store.put_state(StoredState(at_record=at_record, data=os.urandom(_STATE_BYTES))))
         while not storing.done():
             asked = time.perf_counter()
             await store.append([_ENTRY])
@@ -77,7 +77,7 @@ async def _measure_storing(directory: Path, num_records: int) -> list[Line]:
         await storing
         stored_s = time.perf_counter() - began
         began = time.perf_counter()
-        assert await store.stored() is not None
+        assert await store.get_state() is not None
         read_s = time.perf_counter() - began
     finally:
         await store.close()

@@ -115,7 +115,7 @@ class MemoryStateStore(ReplayMemory):
             for entry in entries:
                 yield entry
 
-    async def store(self, state: StoredState) -> None:
+    async def put_state(self, state: StoredState) -> None:
         """Replace the stored state and trim the journal up to its record. Raises InvariantBroken when a newer one is there."""
         await self._flush()
         if self._stored is not None and self._stored.at_record > state.at_record:
@@ -125,7 +125,7 @@ class MemoryStateStore(ReplayMemory):
         self._stored = state
         self._records = {number: entries for number, entries in self._records.items() if number > state.at_record}
 
-    async def stored(self) -> StoredState | None:
+    async def get_state(self) -> StoredState | None:
         """The stored state, None before the first."""
         return self._stored
 

@@ -183,7 +183,7 @@ class RedisStateStore:
 
     # ---- stored state --------------------------------------------------------------------------------------------
 
-    async def store(self, state: StoredState) -> None:
+    async def put_state(self, state: StoredState) -> None:
         """Replace the stored state and trim the journal up to its record, both at once; appends go on meanwhile.
 
         Raises TransientFailure: call again. InvariantBroken: another process has stored a newer state.
@@ -205,7 +205,7 @@ class RedisStateStore:
                 f"{state.at_record}: another process leads this run, stop one of the two orchestrators"
             )
 
-    async def stored(self) -> StoredState | None:
+    async def get_state(self) -> StoredState | None:
         """The stored state, None before the first. Raises TransientFailure when another process is replacing it."""
         at_record = await self._stored_at()
         if not at_record:

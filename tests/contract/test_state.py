@@ -91,27 +91,27 @@ async def test_records_are_numbered_from_one(store: StateStore) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"small", LARGE], ids=["empty", "small", "large"])
 async def test_a_stored_state_takes_the_place_of_the_records_before_it(store: StateStore, data: bytes) -> None:
-    assert await store.stored() is None
+    assert await store.get_state() is None
     for number in range(5):
         await store.append([b"%d" % number])
-    await store.store(StoredState(at_record=3, data=data))
-    assert await store.stored() == StoredState(at_record=3, data=data)
+    await store.put_state(StoredState(at_record=3, data=data))
+    assert await store.get_state() == StoredState(at_record=3, data=data)
     assert await entries(store, after=3) == [b"3", b"4"]
     assert await store.append([b"5"]) == 6
     assert await entries(store, after=3) == [b"3", b"4", b"5"]
-    await store.store(StoredState(at_record=6, data=b"newer"))
-    assert await store.stored() == StoredState(at_record=6, data=b"newer")
+    await store.put_state(StoredState(at_record=6, data=b"newer"))
+    assert await store.get_state() == StoredState(at_record=6, data=b"newer")
     assert await entries(store, after=6) == []
 
 
 async def test_who_reads_from_before_the_stored_state_is_told_so(store: StateStore) -> None:
     for number in range(3):
         await store.append([b"%d" % number])
-    await store.store(StoredState(at_record=2, data=b"2"))
+    await store.put_state(StoredState(at_record=2, data=b"2"))
     for after in (0, 1):
         with pytest.raises(TransientFailure, match="begins after record 2"):
             await entries(store, after=after)
-    await store.store(StoredState(at_record=3, data=b"3"))
+    await store.put_state(StoredState(at_record=3, data=b"3"))
     with pytest.raises(TransientFailure, match="begins after record 3"):
         await entries(store, after=2)
 
@@ -120,16 +120,16 @@ async def test_a_state_stored_twice_is_stored_once_and_an_older_one_is_not(store
     for number in range(3):
         await store.append([b"%d" % number])
     for _ in range(2):
-        await store.store(StoredState(at_record=2, data=b"2"))
+        await store.put_state(StoredState(at_record=2, data=b"2"))
     with pytest.raises(InvariantBroken, match="another process"):
-        await store.store(StoredState(at_record=1, data=b"1"))
-    assert await store.stored() == StoredState(at_record=2, data=b"2")
+        await store.put_state(StoredState(at_record=1, data=b"1"))
+    assert await store.get_state() == StoredState(at_record=2, data=b"2")
     assert await entries(store, after=2) == [b"2"]
 
 
 async def test_appends_go_on_while_a_state_is_stored(store: StateStore) -> None:
     assert await store.append([b"before"]) == 1
-    storing = asyncio.create_task(store.store(StoredState(at_record=1, data=LARGE)))
+    storing = asyncio.create_task(store.put_state(StoredState(at_record=1, data=LARGE)))
     numbers = [await store.append([b"%d" % number]) for number in range(30)]
     await storing
     assert numbers == list(range(2, 32))
@@ -237,11 +237,11 @@ async def test_a_second_writer_is_found_after_a_trim_too(server: EmbeddedStore) 
         assert await one.append([b"one"]) == 1
         assert await entries(two) == [b"one"]
         assert await one.append([b"two"]) == 2
-        await one.store(StoredState(at_record=2, data=b""))
+        await one.put_state(StoredState(at_record=2, data=b""))
         with pytest.raises(InvariantBroken, match="another process"):
             await two.append([b"late"])
         with pytest.raises(InvariantBroken, match="another process"):
-            await two.store(StoredState(at_record=1, data=b"late"))
+            await two.put_state(StoredState(at_record=1, data=b"late"))
         assert await one.append([b"three"]) == 3
         assert await entries(one, after=2) == [b"three"]
 
@@ -252,7 +252,7 @@ async def test_numbers_go_on_where_everything_was_trimmed(server: EmbeddedStore,
     async with opened(server, namespace) as before:
         for number in range(7):
             await before.append([b"%d" % number])
-        await before.store(StoredState(at_record=7, data=b"all"))
+        await before.put_state(StoredState(at_record=7, data=b"all"))
     async with opened(server, namespace) as after:
         if has_read:
             assert await entries(after, after=7) == []
@@ -264,13 +264,13 @@ async def test_numbers_go_on_when_the_server_was_killed_with_everything_trimmed(
     async with opened(first, "run") as store:
         await store.append([b"a"])
         await store.append([b"b"])
-        await store.store(StoredState(at_record=2, data=LARGE))
+        await store.put_state(StoredState(at_record=2, data=LARGE))
         os.kill(first.pid, signal.SIGKILL)
     first.stop()
     second = start_embedded(tmp_path)
     async with opened(second, "run") as store, opened(second, "run") as late:
         late._next_id = 2
-        assert await store.stored() == StoredState(at_record=2, data=LARGE)
+        assert await store.get_state() == StoredState(at_record=2, data=LARGE)
         assert await entries(store, after=2) == []
         with pytest.raises(InvariantBroken, match="another process"):
             await late.append([b"another b"])
@@ -287,7 +287,7 @@ async def test_a_process_killed_while_it_stores_leaves_the_old_state(
     async with opened(server, namespace) as store:
         for number in range(3):
             await store.append([b"%d" % number])
-        await store.store(StoredState(at_record=1, data=b"old"))
+        await store.put_state(StoredState(at_record=1, data=b"old"))
         sent = 0
         plain = store._redis.execute_command, store._redis.pipeline
 
@@ -304,15 +304,15 @@ async def test_a_process_killed_while_it_stores_leaves_the_old_state(
         monkeypatch.setattr(store._redis, "execute_command", counted(plain[0]))
         monkeypatch.setattr(store._redis, "pipeline", counted(plain[1]))
         with contextlib.suppress(asyncio.CancelledError):
-            await store.store(StoredState(at_record=3, data=LARGE[: (1 << 20) + 1]))
+            await store.put_state(StoredState(at_record=3, data=LARGE[: (1 << 20) + 1]))
     async with opened(server, namespace) as again:
         is_new = num_commands >= 4
-        found = await again.stored()
+        found = await again.get_state()
         assert found is not None
         assert found == StoredState(at_record=3, data=LARGE[: (1 << 20) + 1]) if is_new else found.data == b"old"
         assert await entries(again, after=found.at_record) == ([] if is_new else [b"1", b"2"])
         assert await again.append([b"3"]) == 4
-        await again.store(StoredState(at_record=4, data=b"next"))
+        await again.put_state(StoredState(at_record=4, data=b"next"))
         left = [key async for key in again._redis.scan_iter(f"{namespace}:state:*")]
         lives_ms = [await again._redis.pttl(key) for key in left]
         assert all(0 < life_ms <= 600_000 for life_ms in lives_ms), "pieces without a place are forgotten"
@@ -324,9 +324,9 @@ async def test_a_new_state_over_a_journal_that_was_not_trimmed_is_read_as_well(s
         for number in range(4):
             await store.append([b"%d" % number])
         await store._redis.rpush("overlap:state", b"2", b"state")
-        assert await store.stored() == StoredState(at_record=2, data=b"state")
+        assert await store.get_state() == StoredState(at_record=2, data=b"state")
         assert await entries(store, after=2) == [b"2", b"3"]
-        await store.store(StoredState(at_record=3, data=b"next"))
+        await store.put_state(StoredState(at_record=3, data=b"next"))
         assert await store._redis.xlen("overlap:journal") == 1
 
 
@@ -337,8 +337,8 @@ async def test_pieces_that_went_missing_put_no_state_in_place(
         await store.append([b"a"])
         monkeypatch.setattr("subnet.adapters.state._PIECES_LIVE_MS", 0)
         with pytest.raises(TransientFailure, match="pieces of the state are missing"):
-            await store.store(StoredState(at_record=1, data=b"state"))
-        assert await store.stored() is None
+            await store.put_state(StoredState(at_record=1, data=b"state"))
+        assert await store.get_state() is None
         assert await entries(store) == [b"a"]
 
 
@@ -348,19 +348,19 @@ async def test_a_state_replaced_while_it_is_read_is_read_again(
     async with opened(server, "replaced") as store, opened(server, "replaced") as other:
         for number in range(2):
             await store.append([b"%d" % number])
-        await store.store(StoredState(at_record=1, data=LARGE))
+        await store.put_state(StoredState(at_record=1, data=LARGE))
         plain = store._piece
 
         async def piece(place: int) -> bytes:
             if place == 2:
-                await other.store(StoredState(at_record=2, data=b"short"))
+                await other.put_state(StoredState(at_record=2, data=b"short"))
             return await plain(place)
 
         monkeypatch.setattr(store, "_piece", piece)
         with pytest.raises(TransientFailure, match="replaced while it was read"):
-            await store.stored()
+            await store.get_state()
         monkeypatch.undo()
-        assert await store.stored() == StoredState(at_record=2, data=b"short")
+        assert await store.get_state() == StoredState(at_record=2, data=b"short")
 
 
 async def test_a_journal_trimmed_while_it_is_read_is_no_gap(server: EmbeddedStore) -> None:
@@ -369,7 +369,7 @@ async def test_a_journal_trimmed_while_it_is_read_is_no_gap(server: EmbeddedStor
             await store.append([b"%d" % number])
         reading = store.read()
         assert await anext(reading) == b"0"
-        await other.store(StoredState(at_record=300, data=b""))
+        await other.put_state(StoredState(at_record=300, data=b""))
         with pytest.raises(TransientFailure, match="read the stored state again"):
             [entry async for entry in reading]
 
@@ -412,8 +412,8 @@ async def test_a_server_that_is_gone_is_transient(tmp_path: Path, monkeypatch: p
         for call in (
             store.append([b"b"]),
             entries(store),
-            store.store(StoredState(at_record=1, data=b"")),
-            store.stored(),
+            store.put_state(StoredState(at_record=1, data=b"")),
+            store.get_state(),
             store.remember_once("k", for_s=1),
             store.hold_lease("l", "h", for_s=1),
             store.release_lease("l", "h"),

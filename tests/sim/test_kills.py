@@ -74,7 +74,7 @@ def test_every_orchestrator_starts_from_the_state_that_the_one_before_stored() -
         result = await subnet.run()
         check_holds(result, config)
         assert result.num_kills == 3
-        kept = await subnet._store.stored()
+        kept = await subnet._store.get_state()
         assert kept is not None
         state = decode_state(kept.data)
         assert state.phase is Phase.FINISHED and state.ledger.head == result.record.head

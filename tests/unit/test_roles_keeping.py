@@ -61,7 +61,7 @@ class Machine:
 
     async def entries(self) -> list[bytes]:
         """What the next start has to replay."""
-        kept = await self.store.stored()
+        kept = await self.store.get_state()
         return [entry async for entry in self.store.read(after=kept.at_record if kept else 0)]
 
     @contextlib.asynccontextmanager
@@ -110,7 +110,7 @@ def test_an_old_journal_is_replayed_once_and_then_replaced_by_the_state() -> Non
         async with machine.started() as first:
             assert first.state.ledger == machine.run.state.ledger
             assert await machine.blobs.get(segment_key(RUN, 0)) == encode_segment(segment)
-        kept = await machine.store.stored()
+        kept = await machine.store.get_state()
         assert kept is not None and kept.at_record == number + 1, "the record that says that the orchestrator is back"
         assert len(await machine.entries()) < 5
         async with machine.started() as second:
@@ -127,11 +127,11 @@ def test_the_state_waits_for_the_segments_before_it() -> None:
         machine.blobs.is_away = True
         async with machine.started() as first:
             await machine.clock.sleep(20.0)
-            assert await machine.store.stored() is None
+            assert await machine.store.get_state() is None
             assert (await discovery(first)).n == 0, "nobody is sent for what is not there"
         machine.blobs.is_away = False
         async with machine.started():
-            assert await machine.store.stored() is not None
+            assert await machine.store.get_state() is not None
             assert await machine.blobs.size(segment_key(RUN, 0)) is not None
 
     with_machine(story)
@@ -139,11 +139,11 @@ def test_the_state_waits_for_the_segments_before_it() -> None:
 
 async def refused(machine: Machine, run_id: str = RUN) -> StrataError:
     """Why an orchestrator did not start; nothing may have changed."""
-    before, kept = await machine.entries(), await machine.store.stored()
+    before, kept = await machine.entries(), await machine.store.get_state()
     with pytest.raises(StrataError) as found:
         async with machine.started(run_id):
             raise AssertionError("it started")
-    assert (await machine.entries(), await machine.store.stored()) == (before, kept)
+    assert (await machine.entries(), await machine.store.get_state()) == (before, kept)
     return found.value
 
 
@@ -152,7 +152,7 @@ def test_a_damaged_state_stops_the_start_and_is_left_as_it_is() -> None:
         data = bytearray(encode_state(machine.run.state, written_by="0.1.0"))
         data[len(data) // 2] ^= 1
         await machine.store.append([b"record"])
-        await machine.store.store(StoredState(at_record=1, data=bytes(data)))
+        await machine.store.put_state(StoredState(at_record=1, data=bytes(data)))
         assert isinstance(await refused(machine), DamagedState)
 
     with_machine(story)
@@ -164,7 +164,7 @@ def test_so_does_the_state_of_another_version(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(stored, "VERSION", 0)
             older = encode_state(machine.run.state, written_by="0.0.1")
         await machine.store.append([b"record"])
-        await machine.store.store(StoredState(at_record=1, data=older))
+        await machine.store.put_state(StoredState(at_record=1, data=older))
         assert isinstance(await refused(machine), OtherVersion)
 
     with_machine(story)
@@ -176,7 +176,7 @@ def test_a_store_that_holds_another_run_is_refused(has_state: bool) -> None:
         await machine.write_journal()
         if has_state:
             async with machine.started():
-                assert await machine.store.stored() is not None
+                assert await machine.store.get_state() is not None
         error = await refused(machine, "run-2")
         assert exit_code_of(error) == ExitCode.FOREIGN_DIRECTORY and f"holds run {RUN}" in str(error)
 
@@ -187,7 +187,9 @@ def test_what_happened_after_the_state_was_stored_is_added_to_it() -> None:
     async def story(machine: Machine) -> None:
         number = await machine.write_journal()
         before = machine.run.state.ledger.num_entries
-        await machine.store.store(StoredState(at_record=number, data=encode_state(machine.run.state, written_by="")))
+        await machine.store.put_state(
+            StoredState(at_record=number, data=encode_state(machine.run.state, written_by=""))
+        )
         machine.run.ready(*MINERS)
         for event in machine.run.events[number:]:
             await machine.store.append([encode_event(event)])
@@ -208,7 +210,7 @@ def test_a_newer_state_than_ones_own_ends_the_process() -> None:
         with pytest.raises(BaseExceptionGroup) as found:
             async with machine.started() as orchestrator:
                 newer = StoredState(at_record=10_000, data=encode_state(State(), written_by=""))
-                await machine.store.store(newer)
+                await machine.store.put_state(newer)
                 machine.blobs.is_away = False
                 await machine.clock.sleep(5.0)
                 assert not orchestrator.state.posted

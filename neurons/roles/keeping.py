@@ -33,33 +33,34 @@ async def until_done(work: Callable[[], Awaitable[None]], *, name: str, clock: C
 
 
 class Keeper:
-    """Stores segments one after the other; `on_kept` hears of each when it is there."""
+    """Stores segments and states one after the other; `on_kept` hears of each segment when it is there."""
 
     def __init__(self, *, journal: Journal, blobs: BlobStore, clock: Clock, on_kept: Callable[[Segment], None]) -> None:
         self._journal = journal
         self._blobs = blobs
         self._clock = clock
         self._on_kept = on_kept
-        self._sealed: asyncio.Queue[tuple[str, Segment]] = asyncio.Queue()
-        self._state: StoredState | None = None
+        self._sealed: asyncio.Queue[tuple[str, tuple[Segment, ...], StoredState]] = asyncio.Queue()
 
     def keep(self, segments: Sequence[Segment], state: State, *, at_record: int) -> None:
         """Take segments that were just sealed, and the state as the journal's records up to `at_record` left it.
 
-        The state is encoded here and now, for it goes on changing; one that was not stored yet is superseded.
+        The state is encoded here and now, for it goes on changing.
         """
-        self._state = StoredState(at_record=at_record, data=encode_state(state, written_by=version("strata")))
-        for segment in segments:
-            self._sealed.put_nowait((segment_key(state.run_id, segment.index), segment))
+        stored = StoredState(at_record=at_record, data=encode_state(state, written_by=version("strata")))
+        self._sealed.put_nowait((state.run_id, tuple(segments), stored))
 
     async def run(self) -> None:
         """Store what comes, for ever."""
         while True:
-            await self._store_segment(*await self._sealed.get())
-            if self._sealed.empty():
-                await self._store_state()
+            run_id, segments, state = await self._sealed.get()
+            for segment in segments:
+                await self._store_segment(run_id, segment)
+            await self._store_state(state)
 
-    async def _store_segment(self, key: str, segment: Segment) -> None:
+    async def _store_segment(self, run_id: str, segment: Segment) -> None:
+        key = segment_key(run_id, segment.index)
+
         async def put() -> None:
             if await self._blobs.size(key) is None:
                 await self._blobs.put(key, encode_segment(segment))
@@ -68,9 +69,6 @@ class Keeper:
         await until_done(put, name="StoreSegment", clock=self._clock)
         self._on_kept(segment)
 
-    async def _store_state(self) -> None:
-        state, self._state = self._state, None
-        if state is None:
-            return
+    async def _store_state(self, state: StoredState) -> None:
         await until_done(lambda: self._journal.put_state(state), name="StoreState", clock=self._clock)
         log.info("state stored", extra={"at_record": state.at_record, "size_bytes": len(state.data)})

@@ -10,7 +10,7 @@ from neurons.roles.keeping import RETRY_S
 from subnet import wire
 from subnet.errors import Refused, TransientFailure
 from subnet.ports import Chain, Clock
-from subnet.types import Digest, Epoch
+from subnet.types import Digest
 
 log = logging.getLogger("strata.orchestrator")
 
@@ -24,7 +24,7 @@ class Announcer:
         self._clock = clock
         self._is_due = asyncio.Event()
 
-    def note_root(self, epoch: Epoch | int, root: Digest) -> None:
+    def note_root(self, epoch: int, root: Digest) -> None:
         """The commitments of `epoch` are closed under `root`; (-1, "") before the first."""
         self.discovery = msgspec.structs.replace(self.discovery, e=epoch, m=root)
         self._is_due.set()

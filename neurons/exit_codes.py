@@ -3,9 +3,11 @@
 import enum
 
 from subnet.errors import (
+    DamagedState,
     InvalidConfig,
     InvariantBroken,
     NotFound,
+    OtherVersion,
     ProtocolViolation,
     Refused,
     StartupRefused,
@@ -53,9 +55,9 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.CHAIN_UNREACHABLE: "the chain did not answer",
     ExitCode.NO_RUN: "the subnet has no Strata run",
     ExitCode.FOREIGN_DIRECTORY: "the data directory belongs to another run",
-    ExitCode.DAMAGED_STATE: "the state on disk is half-written or damaged",
+    ExitCode.DAMAGED_STATE: "the state on disk or in the state store is half-written or damaged",
     ExitCode.UNAVAILABLE: "a peer or a store did not answer in time; starting again may help",
-    ExitCode.VERSION_MISMATCH: "this software and the run speak different protocol versions",
+    ExitCode.VERSION_MISMATCH: "this software speaks another protocol version than the run, or reads another stored state",
     ExitCode.REFUSED: "the orchestrator understood and said no",
     ExitCode.SECOND_PROCESS: "another process works with this hotkey",
     ExitCode.PRUNED: "the hotkey lost its place on the subnet while running",
@@ -85,6 +87,8 @@ RESTART_IS_USELESS = (
 _BY_KIND: tuple[tuple[type[StrataError], ExitCode], ...] = (
     (InvalidConfig, ExitCode.INVALID_CONFIG),
     (InvariantBroken, ExitCode.INVARIANT_BROKEN),
+    (DamagedState, ExitCode.DAMAGED_STATE),
+    (OtherVersion, ExitCode.VERSION_MISMATCH),
     (Refused, ExitCode.REFUSED),
     (TransientFailure, ExitCode.UNAVAILABLE),
     (NotFound, ExitCode.UNAVAILABLE),

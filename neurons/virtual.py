@@ -38,6 +38,8 @@ ORCHESTRATOR = "orchestrator"
 POLL_S = 1.0
 WATCH_S = 0.02
 """How often a kill that waits for a phase looks; no phase is shorter than one exchange of messages."""
+FLUSH_S = 0.002
+"""A flush of the state store takes a moment, so that a kill can come between stepping an event and writing it."""
 BLOCK_S = 1.0
 CHAIN_TEMPO = 20
 VALIDATOR_STAKE = 1000.0
@@ -126,14 +128,6 @@ def random_kills(seed: int, *, names: list[str], count: int, until_s: float) -> 
     return tuple(sorted(kills, key=lambda kill: (kill.at_s, kill.name)))
 
 
-class _CrashingStore(MemoryStateStore):
-    """A journal whose flush takes a moment, so that a kill can come between stepping an event and writing it."""
-
-    async def append(self, entries: list[bytes]) -> None:
-        await self._clock.sleep(0.002)
-        await super().append(entries)
-
-
 class VirtualSubnet:
     """Builds the roles, starts, kills and restarts them, and reads the result."""
 
@@ -147,7 +141,7 @@ class VirtualSubnet:
         names = [f"m{n + 1}" for n in range(plan.num_miners)] + [f"v{n + 1}" for n in range(plan.num_validators)]
         self._signers = {name: self._signer(name) for name in [ORCHESTRATOR, *names]}
         self._owner = self._signers[ORCHESTRATOR].hotkey
-        self._store = _CrashingStore(self._clock)
+        self._store = MemoryStateStore(self._clock, flush_s=FLUSH_S)
         self._blobs = MemoryBlobStore(self._clock)
         self._disks = {name: MemoryDisk() for name in names}
         self._chain = MemoryChainState(

@@ -4,8 +4,8 @@ sockets or tensors.
     python scripts/study_scale.py --miners 1000,10000 --stages 32
 
 Every miner joins, leases, attests each pass, commits, uploads, reduces its shards, steps and answers its audits; three validators
-judge. Only what a miner would compute is made up. Prints the CPU time of each phase and of one event in it, memory, and what the
-public record costs those who read it.
+judge. Only what a miner would compute is made up. Prints the CPU time of each phase and of one event in it, memory, what the
+public record costs those who read it, and what storing the state costs.
 """
 
 import argparse
@@ -38,9 +38,11 @@ from subnet.orchestration.events import (
     RootIncluded,
     ShardRecomputed,
     StoreSegment,
+    encode_event,
 )
 from subnet.orchestration.segments import encode_segment
 from subnet.orchestration.state import State
+from subnet.orchestration.stored import decode_state, encode_state
 from subnet.types import BlobRef, Checkpoint, Digest, Hotkey, Lease, Outcome, Phase, Verdict
 
 VALIDATORS = tuple(Hotkey(f"v{number}") for number in range(3))
@@ -79,10 +81,14 @@ class Crowd:
     num_events: int = 0
     now_s: float = 0.0
     pending: list[AnyEffect] = field(default_factory=list)
+    journal: list[bytes] | None = None
+    """Every event as journaled, for whoever asks for it."""
 
     def feed(self, event: AnyEvent) -> list[AnyEffect]:
         """One event; what the edge would carry out is carried out."""
         self.num_events += 1
+        if self.journal is not None:
+            self.journal.append(encode_event(event))
         effects = machine.step(self.state, event, self.config)
         for effect in effects:
             if isinstance(effect, StoreSegment):
@@ -198,6 +204,15 @@ class Crowd:
                 self.ask(miner, wire.SnapshotDone(epoch=epoch, ref=ref))
         assert self.state.epoch == epoch + 1 and not self.pending
 
+    def epoch(self, batches: int) -> None:
+        """From the published params to the next seal, but for audits."""
+        self.get_ready()
+        self.train(self.lease(batches))
+        self.commit()
+        self.upload()
+        self.reduce()
+        self.step()
+
     def audit(self) -> None:
         """Every challenge is answered and judged; agreeing shards are recomputed."""
         for (epoch, miner), case in list(self.state.cases.items()):
@@ -229,6 +244,12 @@ def _made(*parts: object) -> Digest:
     return digest("/".join(map(str, parts)).encode())
 
 
+def crowd_of(num_miners: int, num_stages: int, batches: int) -> Crowd:
+    """Before anybody has joined."""
+    config = scale_config(num_miners, num_stages, batches)
+    return Crowd(config, [Hotkey(f"m{number:05d}") for number in range(num_miners)])
+
+
 @dataclass
 class Table:
     """CPU time by phase, over all epochs."""
@@ -250,11 +271,10 @@ class Table:
         sys.stdout.flush()
 
 
-def run(num_miners: int, num_stages: int, batches: int, num_epochs: int) -> None:
+def run(crowd: Crowd, batches: int, num_epochs: int) -> None:
     """Print what some epochs with so many miners take."""
-    config = scale_config(num_miners, num_stages, batches)
-    crowd = Crowd(config, [Hotkey(f"m{number:05d}") for number in range(num_miners)])
-    table = Table(crowd)
+    config, table = crowd.config, Table(crowd)
+    num_miners, num_stages = len(crowd.miners), config.training.num_stages
     sys.stdout.write(f"{num_miners:,} miners in {num_stages} stages, {batches} samples each\n")
     with table.timed("join"):
         crowd.gather()
@@ -279,6 +299,11 @@ def run(num_miners: int, num_stages: int, batches: int, num_epochs: int) -> None
             crowd.reduce()
         with table.timed("outer step"):
             crowd.step()
+        with table.timed("state encoded, at the seal"):
+            data = encode_state(crowd.state, written_by="")
+        with table.timed("state read"):
+            again = decode_state(data)
+        assert again == crowd.state
         with table.timed("audits"):
             crowd.audit()
         with table.timed("invariants, once"):
@@ -291,7 +316,7 @@ def run(num_miners: int, num_stages: int, batches: int, num_epochs: int) -> None
             flags = find_flags(record.accounts, record.accounts.published()[-1].epoch, record.incentives().clasp)
         assert len(weights) == num_miners and not flags
         sys.stdout.write(
-            f"  segment {len(crowd.segments[-1]) / 1e6:.0f} MB, directive {size / 1e3:.1f} kB, "
+            f"  segment {len(crowd.segments[-1]) / 1e6:.0f} MB, directive {size / 1e3:.1f} kB, state {len(data) / 1e6:.1f} MB, "
             f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB\n"
         )
 
@@ -305,7 +330,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
     for num_miners in map(int, arguments.miners.split(",")):
-        run(num_miners, arguments.stages, arguments.batches, arguments.epochs)
+        run(crowd_of(num_miners, arguments.stages, arguments.batches), arguments.batches, arguments.epochs)
 
 
 if __name__ == "__main__":

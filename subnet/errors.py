@@ -38,6 +38,14 @@ class InvariantBroken(StrataError):
     """One of the invariants of the record does not hold; the process must stop rather than go on."""
 
 
+class DamagedState(StrataError):
+    """What this software keeps for itself does not read as it was written; the text says what to restore."""
+
+
+class OtherVersion(StrataError):
+    """State that another version of this software wrote; the text says which one reads it."""
+
+
 class StartupRefused(StrataError):
     """A role cannot start; the text says what is wrong and what to type. `exit_code` tells cases apart."""
 

@@ -4,6 +4,7 @@ A MUST in a docstring is a test. Every method that waits is async, and ends: ada
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -92,15 +93,42 @@ class BlobStore(Protocol):
         ...
 
 
-class Journal(Protocol):
-    """The orchestrator's write-ahead record: one ordered stream of opaque entries."""
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What the journal's records up to number `at_record` come to."""
 
-    async def append(self, entries: list[bytes]) -> None:
-        """Write and flush all of `entries`, in order; after the return they MUST survive SIGKILL of everything."""
+    at_record: int
+    data: bytes
+
+
+class Journal(Protocol):
+    """The orchestrator's write-ahead record: one ordered stream of opaque entries, whose beginning a stored state replaces."""
+
+    async def append(self, entries: list[bytes]) -> int:
+        """Write and flush all of `entries`, in order; after the return they MUST survive SIGKILL of everything.
+
+        Returns the number of the record that holds them, counted from 1; 0 when there were none. A writer that has not read
+        what another wrote MUST be found, also when it was trimmed since: raises InvariantBroken.
+        """
         ...
 
-    def read(self) -> AsyncIterator[bytes]:
-        """Every entry ever appended, oldest first."""
+    def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
+        """Every entry of the records after number `after`, oldest first; appends go on after what was read last.
+
+        Raises InvariantBroken when a record is missing, TransientFailure when it was trimmed in favour of a newer state.
+        """
+        ...
+
+    async def put_state(self, state: StoredState) -> None:
+        """Replace the stored state and trim the journal up to its record; whatever is killed, one of the two MUST be whole.
+
+        A reader MUST find the old state and every record after it, or the new state and every record after that. Raises
+        InvariantBroken when a newer state is there: another process has written it.
+        """
+        ...
+
+    async def get_state(self) -> StoredState | None:
+        """The stored state, None before the first. Raises TransientFailure when another process is replacing it."""
         ...
 
 

@@ -8,17 +8,20 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
 
+from neurons.exit_codes import ExitCode
+from neurons.roles.announcing import Announcer
 from neurons.roles.desk import Desk
+from neurons.roles.keeping import RETRY_S, Keeper, until_done
 from neurons.roles.referee import Referee
 from subnet import receipts, wire
 from subnet.config import RunConfig
 from subnet.dashboard.views import run_view
-from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, TransientFailure
 from subnet.orchestration import invariants, machine, views
 from subnet.orchestration.events import (
     Answer,
@@ -43,8 +46,10 @@ from subnet.orchestration.events import (
     decode_event,
     encode_event,
 )
-from subnet.orchestration.segments import encode_segment, segment_key
+from subnet.orchestration.ledger import Segment
+from subnet.orchestration.segments import segment_key
 from subnet.orchestration.state import State
+from subnet.orchestration.stored import decode_state
 from subnet.orchestration.work import sign_leases
 from subnet.ports import BlobStore, Chain, Clock, Signer, StateStore
 from subnet.types import Hotkey, Phase
@@ -52,7 +57,6 @@ from subnet.types import Hotkey, Phase
 log = logging.getLogger("strata.orchestrator")
 
 CHAIN_POLL_S = 2.0
-RETRY_S = 1.0
 BATCH = 256
 UNITS_PER_EVENT = 32
 """Units of work looked at by the invariants for each event: about a tenth of what stepping one costs, however long the epoch."""
@@ -64,14 +68,6 @@ class _Pending:
 
     event: AnyEvent
     answered: asyncio.Future[wire.Response] | None = None
-
-
-@dataclass(slots=True)
-class _Published:
-    """What the owner's on-chain record should say, and whether it says so already."""
-
-    discovery: wire.Discovery
-    is_due: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -94,7 +90,7 @@ class _Watch:
 
 
 class Orchestrator:
-    """One run. `genesis` gives the first event when the journal is empty."""
+    """One run. `genesis` gives the first event when the store is empty."""
 
     def __init__(
         self,
@@ -116,8 +112,16 @@ class Orchestrator:
         self._chain = chain
         self._clock = clock
         self._genesis = genesis
-        self._published = _Published(discovery)
+        self._announcer = Announcer(chain=chain, clock=clock, discovery=discovery)
         self._watch = _Watch()
+        self._keeper = Keeper(
+            journal=store,
+            blobs=blobs,
+            clock=clock,
+            on_kept=lambda segment: self._announcer.note_sealed(segment.index + 1, segment.head),
+        )
+        self._sealed: list[Segment] = []
+        """Segments that the keeper has not been given yet."""
         self._desk = Desk(state=self.state, signer=signer, blobs=blobs, clock=clock)
         self._referee = Referee(
             config=config, blobs=blobs, clock=clock, owner=signer.hotkey, run_id=lambda: self.state.run_id
@@ -136,19 +140,18 @@ class Orchestrator:
             group.create_task(self._own_state(), name="state")
             group.create_task(self._watch_chain(), name="chain")
             group.create_task(self._watch_time(), name="time")
-            group.create_task(self._publish(), name="publish")
+            group.create_task(self._announcer.run(self._announced), name="announcer")
+            group.create_task(self._keeper.run(), name="keeper")
             group.create_task(self._work(group), name="jobs")
             for effect in effects:
                 self._jobs.put_nowait(effect)
-            self._published.is_due.set()
             self.is_ready.set()
 
     # ---- what comes in -----------------------------------------------------------------------------------------
 
     async def handle(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Answer one verified request. Raises Refused, ProtocolViolation, TransientFailure."""
-        if not self.is_ready.is_set():
-            raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
+        self._require_ready()
         self._heard[sender] = self._clock.now()
         request = envelope.request
         match request:
@@ -169,6 +172,10 @@ class Orchestrator:
             raise Refused(response.code, response.reason)
         return self._signed(sender, response)
 
+    def _require_ready(self) -> None:
+        if not self.is_ready.is_set():
+            raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
+
     async def _ask(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Put a request through the state machine; a repeat that arrives meanwhile waits for the same answer."""
         key = (sender, envelope.request_id)
@@ -183,10 +190,14 @@ class Orchestrator:
         return await asyncio.shield(answered)
 
     async def public(self, name: str) -> bytes | None:
-        """Public objects: `run`, `config` (what it pins), `status`, `ledger/INDEX` (sealed segments), `snapshots/STAGE`."""
+        """Public objects: `run`, `config` (what it pins), `status`, `ledger/INDEX` (sealed segments), `snapshots/STAGE`.
+
+        None for one that there is not. Raises TransientFailure.
+        """
+        self._require_ready()
         state = self.state
         if name == "run":
-            return wire.encode(self._published.discovery)
+            return wire.encode(self._announcer.discovery)
         if name == "config":
             return "\n".join((state.config_json, state.incentives_json, state.corpus_digest)).encode()
         if name == "status":
@@ -249,19 +260,36 @@ class Orchestrator:
         self._inbox.put_nowait(_Pending(event))
 
     async def _recover(self) -> list[AnyEffect]:
-        """Rebuild the state from the journal; returns what a crash may have left undone."""
-        segments: list[StoreSegment] = []
-        num_events = 0
-        async for entry in self._store.read():
-            effects = machine.step(self.state, decode_event(entry), self._config)
-            segments += [effect for effect in effects if isinstance(effect, StoreSegment)]
+        """Rebuild the state from the stored one and the journal after it; returns what a crash may have left undone."""
+        stored, num_events = await self._store.get_state(), 0
+        if stored is not None:
+            self.state = self._desk.state = decode_state(stored.data)
+            self._refuse_other_run(self.state.run_id)
+            self._announcer.note_sealed(self.state.ledger.num_segments, self.state.ledger.sealed_head)
+        at_record = stored.at_record if stored is not None else 0
+        async for entry in self._store.read(after=at_record):
+            event = decode_event(entry)
+            if isinstance(event, Created):
+                self._refuse_other_run(event.run_id)
+            effects = machine.step(self.state, event, self._config)
+            self._sealed += [effect.segment for effect in effects if isinstance(effect, StoreSegment)]
             num_events += 1
         now = self._clock.now()
-        await self._store_and_step([_Pending(Returned(at_s=now) if num_events else self._genesis())])
-        log.info("recovered", extra={"events": num_events, "epoch": self.state.epoch, "phase": self.state.phase})
+        await self._store_and_step([_Pending(Returned(at_s=now) if self.state.run_id else self._genesis())])
+        facts = {"at_record": at_record, "events": num_events, "epoch": self.state.epoch, "phase": self.state.phase}
+        log.info("recovered", extra=facts)
         self._heard = dict.fromkeys([*self.state.members, *self.state.auditors], now)
-        self._note_roots()
-        return [*segments, *machine.outstanding(self.state, self._config)]
+        self._announcer.note_root(*self.state.newest_root)
+        return machine.outstanding(self.state, self._config)
+
+    def _refuse_other_run(self, found: str) -> None:
+        ours = self._announcer.discovery.r
+        if found != ours:
+            raise StartupRefused(
+                f"the state store holds run {found}, and this is run {ours}; nothing was changed. Name another store with "
+                "--state-url, or empty this one if that run is over.",
+                ExitCode.FOREIGN_DIRECTORY,
+            )
 
     async def _own_state(self) -> None:
         while True:
@@ -273,10 +301,13 @@ class Orchestrator:
     async def _store_and_step(self, batch: list[_Pending]) -> None:
         outcomes = [machine.step(self.state, pending.event, self._config) for pending in batch]
         self._watch.look(self.state, len(batch))
-        await self._store.append([encode_event(pending.event) for pending in batch])
+        at_record = await self._store.append([encode_event(pending.event) for pending in batch])
         for pending, effects in zip(batch, outcomes, strict=True):
             for effect in effects:
                 self._perform(effect, pending.answered)
+        if self._sealed:
+            self._keeper.keep(self._sealed, self.state, at_record=at_record)
+            self._sealed = []
 
     def _perform(self, effect: AnyEffect, answered: asyncio.Future[wire.Response] | None) -> None:
         match effect:
@@ -287,6 +318,8 @@ class Orchestrator:
             case Wake():
                 self._changed.set()
                 self._changed = asyncio.Event()
+            case StoreSegment():
+                self._sealed.append(effect.segment)
             case _:
                 self._jobs.put_nowait(effect)
 
@@ -298,19 +331,12 @@ class Orchestrator:
             group.create_task(self._carry_out(effect), name=type(effect).__name__)
 
     async def _carry_out(self, effect: AnyEffect) -> None:
-        while True:
-            try:
-                await self._once(effect)
-                return
-            except (TransientFailure, NotFound) as error:
-                log.warning("effect retried", extra={"effect": type(effect).__name__, "reason": str(error)})
-                await self._clock.sleep(RETRY_S)
+        await until_done(lambda: self._once(effect), name=type(effect).__name__, clock=self._clock)
 
     async def _once(self, effect: AnyEffect) -> None:
         match effect:
             case CommitRoot():
-                self._note_roots()
-                self._published.is_due.set()
+                self._announcer.note_root(*self.state.newest_root)
             case AwaitBlock():
                 await self._await_block(effect)
             case RefereeShard():
@@ -319,12 +345,10 @@ class Orchestrator:
                 self._submit(await self._referee.audited_shard(effect))
             case RefereeOuter():
                 self._submit(await self._referee.outer(effect))
-            case StoreSegment():
-                await self._store_segment(effect)
             case DeleteObjects():
                 for key in effect.keys:
                     await self._blobs.delete(key)
-            case Answer() | Wake():
+            case Answer() | Wake() | StoreSegment():
                 pass
             case _:
                 assert_never(effect)
@@ -336,40 +360,13 @@ class Orchestrator:
             BlockSeen(at_s=self._clock.now(), epoch=effect.epoch, at_block=effect.at_block, block_hash=block_hash)
         )
 
-    async def _store_segment(self, effect: StoreSegment) -> None:
-        segment = effect.segment
-        key = segment_key(self.state.run_id, segment.index)
-        if await self._blobs.size(key) is None:
-            await self._blobs.put(key, encode_segment(segment))
-            log.info("segment sealed", extra={"segment": segment.index, "entries": len(segment.entries)})
-        if segment.index + 1 >= self._published.discovery.n:
-            self._published.discovery = msgspec.structs.replace(
-                self._published.discovery, n=segment.index + 1, s=segment.head
-            )
-        self._published.is_due.set()
-
     # ---- chain and time ----------------------------------------------------------------------------------------
 
-    def _note_roots(self) -> None:
-        epoch, root = self.state.newest_root
-        self._published.discovery = msgspec.structs.replace(self._published.discovery, e=epoch, m=root)
-
-    async def _publish(self) -> None:
-        """Keep the owner's on-chain record equal to the newest roots; each success may complete a commit."""
-        while True:
-            await self._published.is_due.wait()
-            self._published.is_due.clear()
-            wanted = self._published.discovery
-            try:
-                at_block = await self._chain.commit(wire.encode(wanted))
-            except (TransientFailure, Refused) as error:
-                log.warning("on-chain record not updated, trying again", extra={"reason": str(error)})
-                self._published.is_due.set()
-                await self._clock.sleep(RETRY_S)
-                continue
-            current = self.state.current
-            if wanted.e == current.epoch and wanted.m == current.commit_root and current.root_at_block < 0:
-                self._submit(RootIncluded(at_s=self._clock.now(), epoch=current.epoch, at_block=at_block))
+    def _announced(self, record: wire.Discovery, at_block: int) -> None:
+        """The record on chain says what `record` says since `at_block`; that may complete a commit."""
+        current = self.state.current
+        if record.e == current.epoch and record.m == current.commit_root and current.root_at_block < 0:
+            self._submit(RootIncluded(at_s=self._clock.now(), epoch=current.epoch, at_block=at_block))
 
     async def _watch_chain(self) -> None:
         last: tuple[object, object] = (tuple(sorted(self.state.registered.items())), self.state.permits)

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url, split_url
 from subnet.adapters.system import check_name
-from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
-from subnet.ports import Clock
+from subnet.ports import Clock, StoredState
 from subnet.types import BlobRef
 
 T = TypeVar("T")
@@ -86,21 +86,52 @@ class ReplayMemory:
 
 
 class MemoryStateStore(ReplayMemory):
-    """Journal, nonce memory and leases of one process (ports.StateStore)."""
+    """Journal, stored state, nonce memory and leases of one process (ports.StateStore); a write takes `flush_s`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, flush_s: float = 0.0) -> None:
         super().__init__(clock)
-        self._entries: list[bytes] = []
+        self._flush_s = flush_s
+        self._records: dict[int, list[bytes]] = {}
+        self._newest = 0
+        self._stored: StoredState | None = None
         self._leases: dict[str, tuple[str, float]] = {}
 
-    async def append(self, entries: list[bytes]) -> None:
-        """Write all of `entries`, in order."""
-        self._entries.extend(bytes(entry) for entry in entries)
+    async def append(self, entries: list[bytes]) -> int:
+        """Write all of `entries`, in order; returns the record's number, 0 when there were none."""
+        if not entries:
+            return 0
+        await self._flush()
+        self._newest += 1
+        self._records[self._newest] = [bytes(entry) for entry in entries]
+        return self._newest
 
-    async def read(self) -> AsyncIterator[bytes]:
-        """Every entry ever appended, oldest first."""
-        for entry in self._entries[:]:
-            yield entry
+    async def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
+        """Every entry of the records after number `after`, oldest first. Raises TransientFailure when they were trimmed."""
+        if self._stored is not None and self._stored.at_record > after:
+            raise TransientFailure(
+                f"the journal begins after record {self._stored.at_record} now: read the state again"
+            )
+        for entries in [entries for number, entries in self._records.items() if number > after]:
+            for entry in entries:
+                yield entry
+
+    async def put_state(self, state: StoredState) -> None:
+        """Replace the stored state and trim the journal up to its record. Raises InvariantBroken when a newer one is there."""
+        await self._flush()
+        if self._stored is not None and self._stored.at_record > state.at_record:
+            raise InvariantBroken(
+                f"a state as of record {self._stored.at_record} is stored already: another process wrote it"
+            )
+        self._stored = state
+        self._records = {number: entries for number, entries in self._records.items() if number > state.at_record}
+
+    async def get_state(self) -> StoredState | None:
+        """The stored state, None before the first."""
+        return self._stored
+
+    async def _flush(self) -> None:
+        if self._flush_s:
+            await self._clock.sleep(self._flush_s)
 
     async def hold_lease(self, name: str, holder: str, *, for_s: float) -> str:
         """Take or renew the lease; returns who holds it now."""

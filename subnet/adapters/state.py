@@ -1,7 +1,8 @@
-"""Journal, nonce memory and leader lease on Redis or Valkey (ports.StateStore).
+"""Journal, stored state, nonce memory and leader lease on Redis or Valkey (ports.StateStore).
 
 The journal is one stream with consecutive ids chosen here: an append whose answer was lost is recognised when it is made
-again, and a second writer of the same journal is found at its first append.
+again, and a second writer of the same journal is found at its first append. The stored state is one list: the number of the
+journal's record that it is as of, then its bytes in pieces.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import redis.asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
 from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+from subnet.ports import StoredState
 
 T = TypeVar("T")
 
@@ -22,6 +24,23 @@ _EXCHANGE_S = 10.0
 _APPEND_S = 30.0
 _PAUSE_S = 0.1
 _FLUSH_MS = 5000
+_PIECE_BYTES = 1 << 20
+"""Of a stored state in one exchange: what else waits for the server meanwhile waits for no more than that."""
+_PIECES_LIVE_MS = 600_000
+"""Pieces of a state that was never put in its place are forgotten by then."""
+_STORE = """
+local stored = tonumber(redis.call('LINDEX', KEYS[2], 0) or '0')
+if stored >= tonumber(ARGV[1]) then
+  redis.call('UNLINK', KEYS[1])
+  return stored
+end
+if redis.call('LLEN', KEYS[1]) ~= tonumber(ARGV[2]) then return redis.error_reply('pieces of the state are missing') end
+redis.call('PERSIST', KEYS[1])
+redis.call('RENAME', KEYS[1], KEYS[2])
+redis.call('XTRIM', KEYS[3], 'MINID', '=', ARGV[3])
+return tonumber(ARGV[1])
+"""
+"""One script, so that the new state and the shorter journal come about together, in memory and in the append-only file."""
 _HOLD = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return holder end
@@ -54,6 +73,7 @@ class RedisStateStore:
         )
         self._namespace = namespace
         self._journal = f"{namespace}:journal"
+        self._state = f"{namespace}:state"
         self._next_id: int | None = None
         self._flushes_itself: bool | None = None
         self._writing = asyncio.Lock()
@@ -66,13 +86,13 @@ class RedisStateStore:
 
     # ---- journal -------------------------------------------------------------------------------------------------
 
-    async def append(self, entries: list[bytes]) -> None:
-        """Write and flush all of `entries` as one record, in the order of the calls.
+    async def append(self, entries: list[bytes]) -> int:
+        """Write and flush all of `entries` as one record, in the order of the calls; returns its number, 0 for none.
 
         Raises TransientFailure: call again with the same entries. InvariantBroken: another process writes this journal.
         """
         if not entries:
-            return
+            return 0
         fields: list[bytes] = []
         for index, entry in enumerate(entries):
             fields += (b"%d" % index, entry)
@@ -80,20 +100,21 @@ class RedisStateStore:
             deadline = asyncio.get_running_loop().time() + _APPEND_S
             while True:
                 try:
-                    await self._append_once(entries, fields)
-                    return
+                    return await self._append_once(entries, fields)
                 except TransientFailure:
                     if asyncio.get_running_loop().time() + _PAUSE_S > deadline:
                         raise
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _append_once(self, entries: list[bytes], fields: list[bytes]) -> None:
+    async def _append_once(self, entries: list[bytes], fields: list[bytes]) -> int:
         if self._flushes_itself is None:
             self._flushes_itself = await self._check_durability()
         if self._next_id is None:
             self._next_id = await self._last_id() + 1
-        await _bounded(self._write(self._next_id, entries, fields))
-        self._next_id += 1
+        number = self._next_id
+        await _bounded(self._write(number, entries, fields))
+        self._next_id = number + 1
+        return number
 
     async def _write(self, at: int, entries: list[bytes], fields: list[bytes]) -> None:
         pipeline = self._redis.pipeline(transaction=False)
@@ -120,7 +141,7 @@ class RedisStateStore:
 
     async def _last_id(self) -> int:
         newest = _records(await _bounded(self._redis.xrevrange(self._journal, count=1)))
-        return newest[0][0] if newest else 0
+        return newest[0][0] if newest else await self._stored_at()  # nothing was written since the journal was trimmed
 
     async def _check_durability(self) -> bool:
         """Whether every answer already means flushed (`appendfsync always`); else appends wait for it.
@@ -137,20 +158,70 @@ class RedisStateStore:
             raise InvalidConfig("the state store keeps no append-only file: set `appendonly yes` on the Redis server")
         return bool(config.get("appendfsync") == "always")
 
-    async def read(self) -> AsyncIterator[bytes]:
-        """Every entry ever appended, oldest first; appends go on after what was read last."""
-        last = 0
+    async def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
+        """Every entry of the records after number `after`, oldest first; appends go on after what was read last."""
+        last = after
         while True:
             page = _records(await _bounded(self._redis.xrange(self._journal, min=f"({last}-0", count=_PAGE)))
             for number, entries in page:
                 if number != last + 1:
+                    await self._check_untrimmed(last)
                     raise InvariantBroken(f"journal {self._journal} lacks record {last + 1}")
                 last = number
                 for entry in entries:
                     yield entry
             if len(page) < _PAGE:
                 break
+        await self._check_untrimmed(last)
         self._next_id = last + 1
+
+    async def _check_untrimmed(self, last: int) -> None:
+        """Whether a reader that has come as far as record `last` has missed none. Raises TransientFailure."""
+        at = await self._stored_at()
+        if at > last:
+            raise TransientFailure(f"journal {self._journal} begins after record {at} now: read the stored state again")
+
+    # ---- stored state --------------------------------------------------------------------------------------------
+
+    async def put_state(self, state: StoredState) -> None:
+        """Replace the stored state and trim the journal up to its record, both at once; appends go on meanwhile.
+
+        Raises TransientFailure: call again. InvariantBroken: another process has stored a newer state.
+        """
+        pieces = [b"%d" % state.at_record]
+        pieces += [state.data[at : at + _PIECE_BYTES] for at in range(0, len(state.data), _PIECE_BYTES)]
+        place = f"{self._state}:{secrets.token_hex(8)}"
+        for piece in pieces:
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.rpush(place, piece)
+            pipeline.pexpire(place, _PIECES_LIVE_MS)
+            await _bounded(pipeline.execute())
+        arguments = (str(state.at_record), str(len(pieces)), f"{state.at_record + 1}-0")
+        evaluated = self._redis.eval(_STORE, 3, place, self._state, self._journal, *arguments)
+        newest = int(await _bounded(cast("Awaitable[int]", evaluated)))
+        if newest > state.at_record:
+            raise InvariantBroken(
+                f"a state as of record {newest} of journal {self._journal} is stored already, this one is as of record "
+                f"{state.at_record}: another process leads this run, stop one of the two orchestrators"
+            )
+
+    async def get_state(self) -> StoredState | None:
+        """The stored state, None before the first. Raises TransientFailure when another process is replacing it."""
+        at_record = await self._stored_at()
+        if not at_record:
+            return None
+        num_pieces = await _bounded(self._redis.llen(self._state))
+        pieces = [await self._piece(place) for place in range(1, num_pieces)]
+        if await self._stored_at() != at_record:
+            raise TransientFailure(f"the state of {self._namespace} was replaced while it was read; try again")
+        return StoredState(at_record=at_record, data=b"".join(pieces))
+
+    async def _stored_at(self) -> int:
+        """The record that the stored state is as of, 0 for none."""
+        return int(await self._piece(0) or b"0")
+
+    async def _piece(self, place: int) -> bytes:
+        return await _bounded(cast("Awaitable[bytes | None]", self._redis.lindex(self._state, place))) or b""
 
     # ---- nonces and leases ---------------------------------------------------------------------------------------
 

@@ -111,9 +111,6 @@ class RunView(View, frozen=True):
     """Validators that computed other weights from the same segment than those shown: whom to believe, `strata audit` tells."""
 
 
-RECENT_LOSSES = 20
-
-
 def run_view(state: State) -> RunView:
     """Everything at once; lists are in a fixed order."""
     current = state.current
@@ -148,13 +145,9 @@ def run_view(state: State) -> RunView:
 
 def _recent_loss(state: State) -> float | None:
     """Mean of the newest completed samples' losses."""
-    epochs = [state.current] if state.current.samples else [state.previous] if state.previous else []
-    losses = [
-        sample.forward[-1].loss
-        for epoch in epochs
-        for sample in epoch.samples.values()
-        if all(sample.credited) and sample.forward[-1] is not None and sample.forward[-1].loss is not None
-    ][-RECENT_LOSSES:]
+    losses = state.current.recent_losses
+    if not state.current.samples and state.previous is not None:
+        losses = state.previous.recent_losses
     return sum(losses) / len(losses) if losses else None
 
 

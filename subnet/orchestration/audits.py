@@ -306,6 +306,7 @@ def post_evaluation(turn: Turn, sender: Hotkey, request: wire.PostEvaluation) ->
         raise Refused("evaluation", f"another validator was drawn to evaluate epoch {request.epoch}")
     if evaluation.loss is None:
         evaluation.loss, evaluation.loss_wires_zeroed = request.loss, request.loss_wires_zeroed
+        evaluation.snapshots = ()  # nobody loads them any more, and the losses of all epochs stay in the state
         turn.record(
             Evaluated(
                 epoch=request.epoch,

@@ -3,7 +3,6 @@
 Everything it decides follows from the journal of events, so it can be killed at any step, rebuilt, and run in virtual time.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -143,7 +142,7 @@ def _created(turn: Turn, event: Created) -> None:
 
 def _requested(turn: Turn, event: Requested) -> None:
     """Answer a request, or repeat the stored answer of one that was seen before."""
-    answers = turn.state.answers.setdefault(event.sender, OrderedDict())
+    answers = turn.state.answers.setdefault(event.sender, {})
     response = answers.get(event.request_id)
     if response is None:
         try:
@@ -152,7 +151,7 @@ def _requested(turn: Turn, event: Requested) -> None:
             response = wire.ErrorBody(code=error.code, reason=error.reason)
         answers[event.request_id] = response
         if len(answers) > ANSWERS_KEPT:
-            answers.popitem(last=False)
+            del answers[next(iter(answers))]
     turn.ask(Answer(sender=event.sender, request_id=event.request_id, response=response))
 
 
@@ -312,7 +311,7 @@ def _maybe_publish(turn: Turn) -> None:
     takers = tuple(map(merge.merged_in_time, current.merges))
     turn.record(EpochPublished(epoch=current.epoch, snapshots=published, participants=takers))
     audits.draw_evaluator(turn, current.epoch, current.next_beacon)
-    state.previous = current
+    state.previous = current.published()
     state.current = EpochState(epoch=Epoch(current.epoch + 1), beacon=current.next_beacon)
     audits.forget_old_cases(turn)
     flags.forget_old_flags(turn)
@@ -320,7 +319,7 @@ def _maybe_publish(turn: Turn) -> None:
     num_epochs = turn.config.training.num_epochs
     if num_epochs and state.epoch >= num_epochs:
         # no beacon follows the last epoch; the record's head holds what nobody could foresee, the times of all events
-        merge_trust.draw_shard_audits(turn, current, beacon=state.ledger.head)
+        merge_trust.draw_shard_audits(turn, state.previous, beacon=state.ledger.head)
         _enter(turn, Phase.CLOSING, turn.config.deadlines.challenge_s + 3 * turn.config.deadlines.verdict_s)
         return
     _seal(turn)

@@ -11,7 +11,7 @@ from subnet.merging.schedule import ITEM_BYTES
 from subnet.orchestration.events import AnyEffect, AuditShard, ShardRecomputed, Wake
 from subnet.orchestration.ledger import MergeMissed, ReducerConvicted, ShardAudited, UploadCopied
 from subnet.orchestration.merge import merged_in_time, participants, record_left_out
-from subnet.orchestration.state import EpochState, ShardAudit, StageMerge, State, Turn
+from subnet.orchestration.state import PublishedEpoch, ShardAudit, StageMerge, State, Turn
 from subnet.orchestration.work import drop_through
 from subnet.types import Digest, Epoch, Hotkey, StageIndex
 
@@ -67,7 +67,7 @@ def _owing(turn: Turn, merge: StageMerge) -> list[Hotkey]:
     return sorted(hotkey for hotkey in owing if hotkey in present and turn.state.members[hotkey].is_live)
 
 
-def draw_shard_audits(turn: Turn, merged: EpochState | None, *, beacon: str) -> None:
+def draw_shard_audits(turn: Turn, merged: PublishedEpoch | None, *, beacon: str) -> None:
     """Draw which agreeing shards of a published epoch are recomputed."""
     if merged is None:
         return

@@ -4,7 +4,6 @@ Plain data, owned and changed by `machine.step` alone. Iteration order is that o
 """
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from subnet import wire
@@ -30,6 +29,8 @@ from subnet.types import (
     Verdict,
 )
 
+RECENT_LOSSES = 20
+"""Losses that a recent mean is taken of."""
 ANSWERS_KEPT = 64
 """Answers remembered for each hotkey, so that a repeated request gets the stored one."""
 
@@ -108,6 +109,17 @@ class StageMerge:
     snapshot: BlobRef | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedEpoch:
+    """What is still asked of an epoch once it is published; its samples and receipts are in the ledger."""
+
+    epoch: Epoch
+    roster: tuple[tuple[Hotkey, ...], ...]
+    commit_root: Digest
+    merges: tuple[StageMerge, ...]
+    recent_losses: tuple[float, ...]
+
+
 @dataclass(slots=True)
 class EpochState:
     """Everything that begins and ends with one epoch."""
@@ -132,6 +144,26 @@ class EpochState:
     merges: list[StageMerge] = field(default_factory=list)
     has_counted_missing: bool = False
     """Whether the merge has come to the point at which those who have not done their part are put on record."""
+
+    @property
+    def recent_losses(self) -> tuple[float, ...]:
+        """Losses of the samples that were finished last, nats per token, oldest first."""
+        losses = [
+            sample.forward[-1].loss
+            for sample in self.samples.values()
+            if all(sample.credited) and sample.forward[-1] is not None and sample.forward[-1].loss is not None
+        ]
+        return tuple(losses[-RECENT_LOSSES:])
+
+    def published(self) -> PublishedEpoch:
+        """What is kept of it."""
+        return PublishedEpoch(
+            epoch=self.epoch,
+            roster=self.roster,
+            commit_root=self.commit_root,
+            merges=tuple(self.merges),
+            recent_losses=self.recent_losses,
+        )
 
 
 @dataclass(slots=True)
@@ -196,7 +228,7 @@ class State:
     auditors: dict[Hotkey, bool] = field(default_factory=dict)
     """Validators that enlisted, and whether each is live."""
     current: EpochState = field(default_factory=lambda: EpochState(epoch=Epoch(0)))
-    previous: EpochState | None = None
+    previous: PublishedEpoch | None = None
     late: dict[tuple[Epoch, Hotkey], Late] = field(default_factory=dict)
     """Updates that may still be merged, by the epoch they were committed in."""
     cases: dict[tuple[Epoch, Hotkey], Case] = field(default_factory=dict)
@@ -208,7 +240,8 @@ class State:
     """What validators measured of their machines."""
     evaluations: dict[Epoch, Evaluation] = field(default_factory=dict)
     posted: dict[Hotkey, wire.PostScores] = field(default_factory=dict)
-    answers: dict[Hotkey, "OrderedDict[str, wire.Response]"] = field(default_factory=dict)
+    answers: dict[Hotkey, dict[str, wire.Response]] = field(default_factory=dict)
+    """For each hotkey, by request id, oldest first."""
     objects: dict[Epoch, list[str]] = field(default_factory=dict)
     """Keys of what was stored for an epoch, to be deleted when it is old."""
     ledger: Ledger = field(default_factory=Ledger)

@@ -83,7 +83,7 @@ def corrupt_and_drawn(num_miners: int, num_colluders: int, seed: int, fraction: 
     )
     config = altered(QUICK, merge={"audit_fraction": fraction})
     turn = Turn(state=State(), config=config, now_s=0.0)
-    merge_trust.draw_shard_audits(turn, merged, beacon=f"after {beacon}")
+    merge_trust.draw_shard_audits(turn, merged.published(), beacon=f"after {beacon}")
     drawn = [effect.shard for effect in turn.effects if isinstance(effect, AuditShard)]
     ring = set(miners[:num_colluders])
     corrupt = [shard.shard for shard in shards if ring.issuperset(shard.reducers)]

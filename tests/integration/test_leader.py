@@ -12,6 +12,7 @@ from subnet.adapters.embedded_store import EmbeddedStore, start_embedded
 from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
 from subnet.errors import InvariantBroken, TransientFailure
+from subnet.ports import StoredState
 
 CLOCK = SystemClock()
 LEASE_S = 1.0
@@ -69,6 +70,26 @@ async def test_a_leader_that_is_gone_is_replaced_and_learns_of_it(stores: list[R
         await stores[0].append([b"a late one"])
     await first.give_up()
     await second.take(pytest.fail)
+
+
+async def test_a_stand_by_takes_over_from_the_state_that_the_leader_stored(stores: list[RedisStateStore]) -> None:
+    first, second = (candidate(store, holder) for store, holder in zip(stores, ("a", "b"), strict=True))
+    await first.take(pytest.fail)
+    for entry in (b"one", b"two", b"three"):
+        await stores[0].append([entry])
+    await stores[0].put_state(StoredState(at_record=2, data=b"one and two"))
+    async with asyncio.timeout(10 * LEASE_S):
+        await second.take(lambda leader: None)
+    found = await stores[1].get_state()
+    assert found == StoredState(at_record=2, data=b"one and two")
+    assert [entry async for entry in stores[1].read(after=2)] == [b"three"]
+    assert await stores[1].append([b"four"]) == 4
+    await stores[1].put_state(StoredState(at_record=4, data=b"all"))
+    with pytest.raises(InvariantBroken, match="another process"):
+        await stores[0].append([b"a late one"])
+    with pytest.raises(InvariantBroken, match="another process"):
+        await stores[0].put_state(StoredState(at_record=3, data=b"a late one"))
+    assert await stores[1].get_state() == StoredState(at_record=4, data=b"all")
 
 
 async def test_started_again_in_its_place_it_goes_on_without_waiting(stores: list[RedisStateStore]) -> None:

@@ -76,6 +76,12 @@ class Localnet:
         notes: list[dict[str, Any]] = json.loads((self.directory / "processes.json").read_text())
         return next(note for note in notes if note["name"] == name)
 
+    def logged(self, name: str, event: str) -> list[dict[str, Any]]:
+        """What a node logged under this name, oldest first."""
+        lines = (self.directory / "logs" / f"{name}.log").read_text().splitlines()
+        facts = [json.loads(line) for line in lines if line.startswith("{")]
+        return [fact for fact in facts if fact["event"] == event]
+
     def kill(self, name: str) -> int:
         pid: int = self.note(name)["pid"]
         os.kill(pid, signal.SIGKILL)
@@ -134,6 +140,10 @@ def test_a_run_with_a_cheat_and_kills_holds_every_invariant(start: Callable[...,
     assert net.note("m2")["pid"] not in (0, killed)
     assert net.process.wait(240) == ExitCode.OK, net.text
     net.assert_nothing_is_left()
+
+    first, second = net.logged("orchestrator", "recovered")
+    assert first["at_record"] == 0 < second["at_record"], "killed in its second epoch, it went on from a stored state"
+    assert net.logged("orchestrator", "state stored")
 
     report = json.loads((net.directory / "report.json").read_text())
     assert report["is_ok"] and not [finding for finding in report["findings"] if finding["holds"] is False]

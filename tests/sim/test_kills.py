@@ -2,10 +2,13 @@
 
 import pytest
 
-from neurons.virtual import Kill, VirtualPlan, random_kills
+from neurons.virtual import Kill, VirtualPlan, VirtualSubnet, random_kills
+from subnet.adapters.corpus import make_corpus
 from subnet.orchestration.ledger import Credited, SampleDropped
+from subnet.orchestration.stored import decode_state
+from subnet.sim.loop import run
 from subnet.types import Phase
-from tests.sim.world import QUICK, convicted, epochs, facts, simulate
+from tests.sim.world import INCENTIVES, QUICK, altered, check_holds, convicted, epochs, facts, simulate
 
 NUM_MINERS = 5
 NUM_VALIDATORS = 2
@@ -48,6 +51,37 @@ def test_the_orchestrator_is_killed_at_every_step_of_a_merge(at_s: float) -> Non
     result = simulate(plan_with(Kill(name="orchestrator", at_s=at_s, down_s=1.0, phase=Phase.MERGING)), QUICK)
     assert result.num_kills == 1
     assert not convicted(result)
+
+
+@pytest.mark.parametrize("at_s", [0.0, 0.05, 0.12, 0.16, 0.22, 0.27])
+def test_the_orchestrator_is_killed_around_a_seal(at_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the event that seals is written, after that and before the state is stored, and after both: each takes .1 s."""
+    monkeypatch.setattr("neurons.virtual.FLUSH_S", 0.1)
+    result = simulate(
+        plan_with(Kill(name="orchestrator", at_s=at_s, down_s=1.0, phase=Phase.PUBLISHED, epoch=1)), QUICK
+    )
+    assert result.num_kills == 1
+    assert not convicted(result)
+
+
+def test_every_orchestrator_starts_from_the_state_that_the_one_before_stored() -> None:
+    """What is left in the end is the whole state and a short journal, however long the run was."""
+    kills = [Kill(name="orchestrator", at_s=0.2, down_s=1.0, phase=Phase.TRAINING, epoch=epoch) for epoch in range(3)]
+    config = altered(QUICK, training={"num_epochs": 3})
+
+    async def story() -> None:
+        subnet = VirtualSubnet(config, INCENTIVES, make_corpus(config), plan_with(*kills))
+        result = await subnet.run()
+        check_holds(result, config)
+        assert result.num_kills == 3
+        kept = await subnet._store.get_state()
+        assert kept is not None
+        state = decode_state(kept.data)
+        assert state.phase is Phase.FINISHED and state.ledger.head == result.record.head
+        after = [entry async for entry in subnet._store.read(after=kept.at_record)]
+        assert len(after) < 20 < kept.at_record
+
+    run(story())
 
 
 def test_nobody_is_killed_and_nothing_is_dropped() -> None:

@@ -11,7 +11,7 @@ from subnet.merging.schedule import shard_plans
 from subnet.orchestration import machine, merge, merge_trust
 from subnet.orchestration.events import AuditShard, Created, ShardRecomputed, decode_event, encode_event
 from subnet.orchestration.ledger import AnyFact, Ledger, ReducerConvicted, ShardAudited, UploadCopied
-from subnet.orchestration.state import EpochState, Member, Sample, StageMerge, State, Turn, Work
+from subnet.orchestration.state import EpochState, Member, PublishedEpoch, Sample, StageMerge, State, Turn, Work
 from subnet.types import (
     NO_DIGEST,
     BlobRef,
@@ -110,7 +110,7 @@ def test_a_last_chunk_of_zeros_is_known_by_its_length() -> None:
     assert not said(turn)
 
 
-def merged_turn(*, fraction: float = 1.0) -> tuple[Turn, EpochState]:
+def merged_turn(*, fraction: float = 1.0) -> tuple[Turn, PublishedEpoch]:
     """Epoch 0 was merged by A, B and C: shard 0 and 1 agreed, shard 2 was refereed; stage 1 stayed as it was."""
     config = RunConfig(training=CONFIG.training, merge=MergeConfig(chunk_bytes=CHUNK, audit_fraction=fraction))
     turn = turn_with({hotkey: chunks(hotkey, "1", "2") for hotkey in (A, B, C)}, config)
@@ -123,7 +123,7 @@ def merged_turn(*, fraction: float = 1.0) -> tuple[Turn, EpochState]:
     )
     done = StageMerge(plan=plan, accepted={number: ref(f"shard{number}") for number in range(3)})
     done.agreed = {0: None, 1: None}
-    return turn, EpochState(epoch=Epoch(0), merges=[done, StageMerge(snapshot=ref("s1"))])
+    return turn, EpochState(epoch=Epoch(0), merges=[done, StageMerge(snapshot=ref("s1"))]).published()
 
 
 def asked(turn: Turn) -> list[tuple[int, BlobRef]]:

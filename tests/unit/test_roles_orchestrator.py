@@ -153,6 +153,8 @@ def test_nobody_is_served_before_the_state_is_whole() -> None:
         orchestrator.is_ready.clear()
         with pytest.raises(TransientFailure):
             await desk.ask(JOIN)
+        with pytest.raises(TransientFailure):
+            await orchestrator.public("config")
         await desk.stop()
 
     run(main())

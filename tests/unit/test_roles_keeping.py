@@ -1,0 +1,219 @@
+"""What the orchestrator starts from: the state stored at the last seal and the journal after it, or an old journal alone."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from neurons.exit_codes import ExitCode, exit_code_of
+from neurons.roles.orchestrator import Orchestrator
+from subnet import wire
+from subnet.adapters.auth import KeypairSigner
+from subnet.adapters.memory import MemoryBlobStore, MemoryStateStore
+from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
+from subnet.errors import DamagedState, InvariantBroken, OtherVersion, StrataError, TransientFailure
+from subnet.orchestration import stored
+from subnet.orchestration.events import Created, encode_event
+from subnet.orchestration.segments import encode_segment, segment_key
+from subnet.orchestration.state import State
+from subnet.orchestration.stored import encode_state
+from subnet.ports import StoredState
+from subnet.sim.loop import VirtualClock
+from subnet.sim.loop import run as run_in_virtual_time
+from tests.unit.orchestration import CONFIG, MINERS, RUN, Run
+
+OWNER = KeypairSigner.from_uri("//owner", deterministic=True)
+
+
+class AwayBlobs(MemoryBlobStore):
+    """A blob store that cannot be reached for a while."""
+
+    is_away = False
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.is_away:
+            raise TransientFailure("away")
+        await super().put(key, data)
+
+
+class Machine:
+    """The stores of one run, in which orchestrators start and are killed. Nobody is registered: what happened is in `run`."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.store = MemoryStateStore(self.clock)
+        self.blobs = AwayBlobs(self.clock)
+        self.chain = MemoryChainState(self.clock, MemoryChainConfig(block_time_s=1.0), owner_hotkey=OWNER.hotkey)
+        self.run = Run()
+        self.run.begin(*MINERS)
+        self.run.train()
+        self.run.commit()
+        self.run.upload()
+        self.run.merge()
+
+    async def write_journal(self) -> int:
+        """Everything that happened, as journaled by an orchestrator that was then killed; returns the newest record's number."""
+        number = 0
+        for event in self.run.events:
+            number = await self.store.append([encode_event(event)])
+        return number
+
+    async def entries(self) -> list[bytes]:
+        """What the next start has to replay."""
+        kept = await self.store.get_state()
+        return [entry async for entry in self.store.read(after=kept.at_record if kept else 0)]
+
+    @contextlib.asynccontextmanager
+    async def started(self, run_id: str = RUN) -> AsyncIterator[Orchestrator]:
+        """An orchestrator for as long as the block runs; then it is killed. Raises what ends it before."""
+
+        def genesis() -> Created:
+            raise AssertionError("the run exists")
+
+        orchestrator = Orchestrator(
+            config=CONFIG,
+            signer=OWNER,
+            store=self.store,
+            blobs=self.blobs,
+            chain=self.chain.view(OWNER.hotkey),
+            clock=self.clock,
+            discovery=wire.Discovery(u="u", r=run_id, v=wire.PROTOCOL_VERSION, c="c"),
+            genesis=genesis,
+        )
+        task = asyncio.create_task(orchestrator.run())
+        await self.clock.sleep(0.1)
+        if task.done():
+            await task
+        yield orchestrator
+        if task.done():
+            await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def with_machine(story: Callable[[Machine], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await story(Machine())
+
+    run_in_virtual_time(main())
+
+
+async def discovery(orchestrator: Orchestrator) -> wire.Discovery:
+    return wire.decode(wire.Discovery, await orchestrator.public("run") or b"")
+
+
+def test_an_old_journal_is_replayed_once_and_then_replaced_by_the_state() -> None:
+    async def story(machine: Machine) -> None:
+        number = await machine.write_journal()
+        (segment,) = machine.run.segments
+        async with machine.started() as first:
+            assert first.state.ledger == machine.run.state.ledger
+            assert await machine.blobs.get(segment_key(RUN, 0)) == encode_segment(segment)
+        kept = await machine.store.get_state()
+        assert kept is not None and kept.at_record == number + 1, "the record that says that the orchestrator is back"
+        assert len(await machine.entries()) < 5
+        async with machine.started() as second:
+            assert second.state.ledger == first.state.ledger and second.state.members == first.state.members
+            found = await discovery(second)
+            assert (found.n, found.s) == (1, segment.head), "known from the state alone: the segment is not made again"
+
+    with_machine(story)
+
+
+def test_the_state_waits_for_the_segments_before_it() -> None:
+    async def story(machine: Machine) -> None:
+        await machine.write_journal()
+        machine.blobs.is_away = True
+        async with machine.started() as first:
+            await machine.clock.sleep(20.0)
+            assert await machine.store.get_state() is None
+            assert (await discovery(first)).n == 0, "nobody is sent for what is not there"
+        machine.blobs.is_away = False
+        async with machine.started():
+            assert await machine.store.get_state() is not None
+            assert await machine.blobs.size(segment_key(RUN, 0)) is not None
+
+    with_machine(story)
+
+
+async def refused(machine: Machine, run_id: str = RUN) -> StrataError:
+    """Why an orchestrator did not start; nothing may have changed."""
+    before, kept = await machine.entries(), await machine.store.get_state()
+    with pytest.raises(StrataError) as found:
+        async with machine.started(run_id):
+            raise AssertionError("it started")
+    assert (await machine.entries(), await machine.store.get_state()) == (before, kept)
+    return found.value
+
+
+def test_a_damaged_state_stops_the_start_and_is_left_as_it_is() -> None:
+    async def story(machine: Machine) -> None:
+        data = bytearray(encode_state(machine.run.state, written_by="0.1.0"))
+        data[len(data) // 2] ^= 1
+        await machine.store.append([b"record"])
+        await machine.store.put_state(StoredState(at_record=1, data=bytes(data)))
+        assert isinstance(await refused(machine), DamagedState)
+
+    with_machine(story)
+
+
+def test_so_does_the_state_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(machine: Machine) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(stored, "VERSION", 0)
+            older = encode_state(machine.run.state, written_by="0.0.1")
+        await machine.store.append([b"record"])
+        await machine.store.put_state(StoredState(at_record=1, data=older))
+        assert isinstance(await refused(machine), OtherVersion)
+
+    with_machine(story)
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_store_that_holds_another_run_is_refused(has_state: bool) -> None:
+    async def story(machine: Machine) -> None:
+        await machine.write_journal()
+        if has_state:
+            async with machine.started():
+                assert await machine.store.get_state() is not None
+        error = await refused(machine, "run-2")
+        assert exit_code_of(error) == ExitCode.FOREIGN_DIRECTORY and f"holds run {RUN}" in str(error)
+
+    with_machine(story)
+
+
+def test_what_happened_after_the_state_was_stored_is_added_to_it() -> None:
+    async def story(machine: Machine) -> None:
+        number = await machine.write_journal()
+        before = machine.run.state.ledger.num_entries
+        await machine.store.put_state(
+            StoredState(at_record=number, data=encode_state(machine.run.state, written_by=""))
+        )
+        machine.run.ready(*MINERS)
+        for event in machine.run.events[number:]:
+            await machine.store.append([encode_event(event)])
+        assert machine.run.state.ledger.num_entries > before
+        async with machine.started() as orchestrator:
+            assert orchestrator.state.ledger == machine.run.state.ledger
+            assert orchestrator.state.current.roster == machine.run.state.current.roster != ()
+
+    with_machine(story)
+
+
+def test_a_newer_state_than_ones_own_ends_the_process() -> None:
+    """Another orchestrator leads: this one finds out at its next seal, if not at its next append."""
+
+    async def story(machine: Machine) -> None:
+        await machine.write_journal()
+        machine.blobs.is_away = True
+        with pytest.raises(BaseExceptionGroup) as found:
+            async with machine.started() as orchestrator:
+                newer = StoredState(at_record=10_000, data=encode_state(State(), written_by=""))
+                await machine.store.put_state(newer)
+                machine.blobs.is_away = False
+                await machine.clock.sleep(5.0)
+                assert not orchestrator.state.posted
+        assert found.group_contains(InvariantBroken, match="another process")
+
+    with_machine(story)

@@ -20,9 +20,8 @@ from subnet.adapters.peers import HttpPeers
 from subnet.adapters.reach import Dialled, ask_reach
 from subnet.adapters.system import DirectoryDisk
 from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, StrataError, TransientFailure
-from subnet.frames import FrameHeader
 from subnet.sim.strategies import make_worker
-from subnet.types import Endpoint
+from subnet.types import Endpoint, FrameHeader
 
 log = logging.getLogger("strata.miner")
 

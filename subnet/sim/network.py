@@ -182,15 +182,17 @@ class CutPeers:
     unreachable: tuple[Hotkey, ...]
     since_s: float
     until_s: float
-    num_pushed: dict[Hotkey, int] = field(default_factory=dict)
-    """Frames that went to each receiver by this port."""
+    num_cut: int = 0
+    num_healed: int = 0
+    """Frames that went to one of them after that."""
 
     async def send(self, receiver: Hotkey, endpoint: Endpoint, frame: frames.Frame) -> None:
         """Deliver once. Raises TransientFailure while the way is cut."""
         if receiver in self.unreachable and self.since_s <= self.clock.now() < self.until_s:
+            self.num_cut += 1
             raise TransientFailure("no route to host")
         await self.peers.send(receiver, endpoint, frame)
-        self.num_pushed[receiver] = self.num_pushed.get(receiver, 0) + 1
+        self.num_healed += receiver in self.unreachable and self.clock.now() >= self.until_s
 
     def on_frame(self, handler: FrameHandler) -> None:
         """Be reachable for those who can dial us."""

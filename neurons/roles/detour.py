@@ -1,9 +1,10 @@
 """The sender's half of the detour: a frame that cannot be pushed goes through the blob store (DESIGN D84)."""
 
+import asyncio
 from dataclasses import dataclass
 
 from subnet import detours, wire
-from subnet.errors import ProtocolViolation
+from subnet.errors import ProtocolViolation, TransientFailure
 from subnet.frames import Frame
 from subnet.ports import Blobs, Clock, Control, Signer
 from subnet.types import Hotkey
@@ -33,16 +34,20 @@ class Detour:
 
     async def send(self, receiver: Hotkey, frame: Frame) -> None:
         """Return once the receiver has taken it. Raises Refused, TransientFailure (also: not in time), ProtocolViolation."""
+        left_s = max(0.0, frame.header.lease.deadline_s - self._clock.now())
+        try:
+            async with asyncio.timeout(left_s):
+                await self._send(receiver, frame, left_s)
+        except TimeoutError as error:
+            raise TransientFailure("its lease ran out on the detour") from error
+        self._counters.frames_sent += 1
+        self._counters.payload_bytes_sent += len(frame.payload)
+
+    async def _send(self, receiver: Hotkey, frame: Frame, left_s: float) -> None:
         header = frame.header
-        grant = await self._control.call(detours.RequestFrameUpload(header=header), timeout_s=self._left_s(frame))
+        grant = await self._control.call(detours.RequestFrameUpload(header=header), timeout_s=left_s)
         if not isinstance(grant, wire.UploadGrant):
             raise ProtocolViolation(f"asked for an upload grant, got {type(grant).__name__}")
         await self._blobs.put(grant.url, frame.payload)
         signature = self._signer.sign(detours.frame_bytes(header, receiver=receiver))
-        announced = detours.AnnounceFrame(header=header, signature=signature)
-        await self._control.call(announced, timeout_s=self._left_s(frame))
-        self._counters.frames_sent += 1
-        self._counters.payload_bytes_sent += len(frame.payload)
-
-    def _left_s(self, frame: Frame) -> float:
-        return max(0.0, frame.header.lease.deadline_s - self._clock.now())
+        await self._control.call(detours.AnnounceFrame(header=header, signature=signature), timeout_s=left_s)

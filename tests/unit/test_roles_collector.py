@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from neurons.roles.collector import FETCHES, QUIET_S, TRIES, Collector
+from neurons.roles.collector import ANSWER_S, FETCHES, QUIET_S, TRIES, Collector
 from neurons.roles.detour import DetourCounters
 from subnet import detours, frames, wire
 from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.memory import MemoryBlobs, MemoryBlobStore
+from subnet.detours import MAX_WAITING
 from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
 from subnet.sim.loop import EPOCH_S, VirtualClock, run
@@ -48,6 +49,8 @@ class World:
     """What taking a frame raises, in turn."""
     errors: list[Exception] = field(default_factory=list)
     """What collecting raises, in turn."""
+    is_deaf: bool = False
+    """Whether the orchestrator refuses to hear what became of a frame."""
     num_collections: int = 0
     num_fetches: int = 0
 
@@ -89,6 +92,9 @@ class World:
                     await self.clock.sleep(HOLD_S)
                 return detours.WaitingFrames(frames=tuple(fresh))
             case detours.SettleFrame(name=name, refusal=refusal):
+                if self.is_deaf:
+                    self.waiting.pop(name, None)
+                    raise Refused("not-joined", "join first")
                 self.settled[name] = refusal
                 self.waiting.pop(name, None)
                 return wire.Done()
@@ -239,5 +245,48 @@ def test_an_orchestrator_that_does_not_answer_now_is_asked_again(error: Exceptio
         for _ in range(4):
             await world.collect(4.0)
         assert len(world.taken) == 1
+
+    run(main())
+
+
+def test_an_orchestrator_that_is_away_for_minutes_is_asked_again() -> None:
+    async def main() -> None:
+        world = World(errors=[TransientFailure("down")] * 10_000)
+        await world.collect(3 * ANSWER_S)
+        num_asked = world.num_collections
+        await world.collect(ANSWER_S)
+        assert world.num_collections > num_asked > 100
+
+    run(main())
+
+
+def test_a_word_that_nobody_hears_costs_nothing() -> None:
+    async def main() -> None:
+        world = World(is_deaf=True)
+        await world.offer(frame(1))
+        await world.offer(frame(2))
+        await world.collect(5.0)
+        assert (len(world.taken), world.settled) == (2, {})
+
+    run(main())
+
+
+def test_only_so_many_frames_are_open_at_a_time() -> None:
+    busy = {"forward"}
+
+    def expect(header: FrameHeader) -> None:
+        if header.direction in busy:
+            raise Backpressure("the buffer for activations is full")
+
+    async def main() -> None:
+        world = World(expect=expect)
+        for number in range(MAX_WAITING + 10):
+            await world.offer(frame(number))
+        collecting = asyncio.create_task(world.collect(LIFE_S))
+        await world.clock.sleep(5.0)
+        assert world.num_collections == 1, "the rest is not asked for"
+        busy.clear()
+        await collecting
+        assert len(world.taken) == MAX_WAITING + 10
 
     run(main())

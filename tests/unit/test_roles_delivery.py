@@ -220,16 +220,34 @@ def test_a_detour_that_never_ends_ends_with_the_lease() -> None:
     assert (found.num_delivered, found.lost) == (0, [LEASE])
 
 
-def test_a_peer_that_is_out_of_reach_is_not_dialled_for_every_frame_and_found_when_it_is_back() -> None:
-    """Two tries, then looks after 5, 10 and 20 s, of which the last one is answered; from then on frames are pushed."""
+def many(answers: Answers) -> Outcome:
+    """One frame a second for a minute, and a detour that delivers."""
     found = Outcome()
     far = [msgspec.structs.replace(LEASE, sample=SampleId(n), deadline_s=EPOCH_S + 100.0) for n in range(60)]
 
     async def main() -> None:
-        world = World({NEXT: [GONE] * 4}, lambda: Refused("no-replica", "none"), None, found)
+        world = World(answers, lambda: Refused("no-replica", "none"), None, found)
         await world.deliver(*(frame(lease=lease) for lease in far), pause_s=1.0)
 
     run(main())
     assert found.num_delivered == len(far) and not found.lost
+    return found
+
+
+def test_a_peer_that_is_out_of_reach_is_not_dialled_for_every_frame_and_found_when_it_is_back() -> None:
+    """Two tries, then looks after 5, 10 and 20 s, of which the last one is answered; from then on frames are pushed."""
+    found = many({NEXT: [GONE] * 4})
     assert 30 < found.num_detoured < 45
-    assert found.num_tries == 4 + 1 + (len(far) - found.num_detoured)
+    assert found.num_tries == 4 + 1 + (60 - found.num_detoured)
+
+
+@pytest.mark.parametrize("answer", [Refused("epoch", "over"), Backpressure("full")])
+def test_whatever_a_peer_answers_to_a_look_it_is_in_reach(answer: Exception) -> None:
+    found = many({NEXT: [GONE, GONE, answer]})
+    assert 5 <= found.num_detoured < 10
+
+
+def test_a_peer_that_nobody_knows_is_not_looked_for() -> None:
+    """It has left, so nobody would collect either."""
+    found = deliver({})
+    assert (found.num_tries, found.detours_asked) == (0, 0)

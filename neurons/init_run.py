@@ -9,7 +9,7 @@ from subnet.frames import digest
 from subnet.model.init import initial_params
 from subnet.model.partition import num_elements, stage_flops
 from subnet.orchestration.events import Created
-from subnet.orchestration.merge import object_key
+from subnet.orchestration.objects import object_key
 from subnet.ports import BlobStore
 from subnet.training.outer import encode_snapshot
 from subnet.types import BlobRef, Digest, Hotkey, StageIndex

@@ -20,9 +20,8 @@ from subnet.adapters.peers import HttpPeers
 from subnet.adapters.reach import Dialled, ask_reach
 from subnet.adapters.system import DirectoryDisk
 from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, StrataError, TransientFailure
-from subnet.frames import FrameHeader
 from subnet.sim.strategies import make_worker
-from subnet.types import Endpoint
+from subnet.types import Endpoint, FrameHeader
 
 log = logging.getLogger("strata.miner")
 
@@ -108,8 +107,8 @@ async def _warn_if_unreachable(node: Node, endpoint: Endpoint) -> None:
         return
     if found.dialled is not Dialled.OPEN:
         log.warning(
-            "peers cannot reach this node: open its port, forward it, or name another with --external-port; "
-            "strata doctor --role miner says more",
+            "peers cannot reach this node; meanwhile their frames come through the run's store, which takes longer. Open "
+            "its port, forward it, or name another with --external-port; strata doctor --role miner says more",
             extra={"address": found.address, "port": found.port, "dialled": found.dialled},
         )
 

@@ -106,6 +106,15 @@ def miner_measures(miner: "Miner") -> Iterator[Measure]:
         name="strata_samples_in_flight", text="Samples between forward and backward.", value=miner.num_open_samples
     )
     yield Measure(name="strata_batches", text="Backward passes done in this epoch.", value=miner.num_batches)
+    detoured = miner.detoured
+    sent = ("sent", detoured.frames_sent, detoured.payload_bytes_sent)
+    received = ("received", detoured.frames_received, detoured.payload_bytes_received)
+    for way, num_frames, size_bytes in (sent, received):
+        labels = {"way": way}
+        text = "Frames through the blob store, for they could not be pushed."
+        yield Measure(name="strata_detoured_frames", text=text, value=num_frames, labels=labels, is_total=True)
+        text = "Payload bytes of those frames."
+        yield Measure(name="strata_detoured_bytes", text=text, value=size_bytes, labels=labels, is_total=True)
 
 
 def validator_measures(validator: "Validator") -> Iterator[Measure]:

@@ -75,7 +75,7 @@ def reach_findings(facts: ReachFacts) -> list[Finding]:
             f"name the address they can dial: --external-host {facts.seen_address or 'ADDRESS'}, and --external-port PORT "
             f"if the router forwards another; forward it to {facts.own_address}:{facts.port}"
         )
-        return [*found, Finding("not_reachable", Level.PROBLEM, text, remedy)]
+        return [*found, _not_reachable(text, remedy)]
     return [*found, _about_answer(facts, where) if facts.outside is None else _about_outside(facts, facts.outside)]
 
 
@@ -94,14 +94,14 @@ def _about_answer(facts: ReachFacts, where: str) -> Finding:
         return Finding("reach", Level.OK, f"{where} leads here from this machine; {certain}")
     if facts.answer is Answer.NO_ADDRESS:
         text = f"{facts.announced.host} has no address"
-        return Finding("not_reachable", Level.PROBLEM, text, "check --external-host")
+        return _not_reachable(text, "check --external-host")
     text = {
         Answer.STRANGERS: f"another program answers at {where}",
         Answer.REFUSED: f"{where} refuses connections",
         Answer.SILENT: f"{where} does not answer",
     }[facts.answer]
     remedy = f"open port {facts.announced.port} in the firewall and forward it to {facts.own_address}:{facts.port}; {certain}"
-    return Finding("not_reachable", Level.PROBLEM, text, remedy)
+    return _not_reachable(text, remedy)
 
 
 def _about_outside(facts: ReachFacts, outside: Answer) -> Finding:
@@ -110,12 +110,18 @@ def _about_outside(facts: ReachFacts, outside: Answer) -> Finding:
     if outside is not Answer.OURS:
         text = f"the run's orchestrator dialled {dialled}: {_OUTSIDE[outside]}"
         remedy = f"open port {facts.announced.port} in the firewall and forward it to {facts.own_address}:{facts.port}"
-        return Finding("not_reachable", Level.PROBLEM, text, remedy)
+        return _not_reachable(text, remedy)
     if _is_another(facts.announced.host, facts.seen_address):
         text = f"peers are told to dial {facts.announced.host}, the run's orchestrator sees you at {facts.seen_address}"
         remedy = f"if that is no second address of yours: --external-host {facts.seen_address}"
         return Finding("address_differs", Level.WARNING, text, remedy)
     return Finding("reach", Level.OK, f"the run's orchestrator dialled {dialled} and found this node")
+
+
+def _not_reachable(text: str, remedy: str) -> Finding:
+    """It works all the same (DESIGN D84), so nothing stands in the way."""
+    meanwhile = "until then what peers send comes through the run's store, which takes longer"
+    return Finding("not_reachable", Level.WARNING, text, f"{remedy}; {meanwhile}")
 
 
 def _is_another(announced: str, seen: str) -> bool:

@@ -119,6 +119,8 @@ class LocalnetOptions(Record, frozen=True):
     """All roles in one process on the virtual-time loop: same seed, same digest."""
     cheats: tuple[Annotated[str, Meta(pattern=r"^[a-z0-9_-]+:[0-9]+$")], ...] = ()
     """KIND:MINER, miners counted from 1: identity:1 is m1."""
+    unreachable: tuple[Annotated[int, Meta(ge=1)], ...] = ()
+    """Miners, counted from 1, that nobody can dial, as behind a router that lets nothing in."""
     block_time_s: Annotated[float, Meta(ge=0.05, le=12)] = 0.25
     """Seconds between blocks of the chain node."""
     tempo_blocks: Annotated[int, Meta(ge=8, le=65535)] = 40
@@ -189,6 +191,9 @@ def load_localnet(
     for miner in options.cheat_of:
         if not 1 <= miner <= options.num_miners:
             raise InvalidConfig(f"--cheat KIND:MINER takes a miner in [1, {options.num_miners}], got {miner}")
+    for miner in options.unreachable:
+        if miner > options.num_miners:
+            raise InvalidConfig(f"localnet.unreachable takes miners in [1, {options.num_miners}], got {miner}")
     return config, options
 
 

@@ -15,7 +15,7 @@ import time
 
 from benches.measure import Line, load, one_thread
 
-BENCHES = ("hop", "control", "journal", "butterfly", "pipeline", "replay", "clasp")
+BENCHES = ("hop", "detour", "control", "journal", "butterfly", "pipeline", "replay", "clasp")
 NOT_HERE = {
     "bottleneck 128x": "a question of training runs, not of seconds: scripts/study_local.py",
     "serving by sweeps": "needs the inference roles",

@@ -279,6 +279,11 @@ class RunConfig(Record, frozen=True):
         """Bytes of one value on the wire: bf16, except uncut streams, which stay float32."""
         return 4 if self.model.bottleneck is Bottleneck.NONE else 2
 
+    @property
+    def wire_dtype(self) -> str:
+        """Type of the values on the wire, as a frame's header spells it."""
+        return "float32" if self.wire_item_bytes == 4 else "bfloat16"
+
 
 def config_bytes(config: RunConfig) -> bytes:
     """Canonical JSON; its blake3 stands in the owner's on-chain record."""

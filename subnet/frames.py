@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from subnet.errors import ProtocolViolation
-from subnet.types import Digest, Direction, Epoch, Lease, Record, SampleId, StageIndex
+from subnet.types import Digest, Direction, FrameHeader, Lease, StageIndex
 
 MAGIC = b"STRF"
 VERSION = 1
@@ -28,27 +28,6 @@ def digest(data: bytes | memoryview) -> Digest:
     return Digest(blake3.blake3(data).hexdigest())
 
 
-class FrameHeader(Record, frozen=True):
-    """What a frame is about; `stage` is the receiving stage, `direction` FORWARD (activation) or BACKWARD (its gradient)."""
-
-    lease: Lease
-    stage: StageIndex
-    direction: Direction
-    dtype: str
-    shape: tuple[int, ...]
-    payload_digest: Digest
-
-    @property
-    def epoch(self) -> Epoch:
-        """Epoch of the lease."""
-        return self.lease.epoch
-
-    @property
-    def sample(self) -> SampleId:
-        """Sample of the lease."""
-        return self.lease.sample
-
-
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A header and the payload it describes; `decode` has checked that they belong together."""
@@ -58,11 +37,8 @@ class Frame:
 
     @property
     def pass_id(self) -> str:
-        """Names the pass in the request path: stable over retries of one delivery."""
-        lease = self.header.lease
-        return (
-            f"{lease.epoch}-{lease.sample}-{lease.branch}-{lease.attempt}-{self.header.stage}-{self.header.direction}"
-        )
+        """Names the pass."""
+        return self.header.pass_id
 
 
 def make(lease: Lease, *, stage: StageIndex, direction: Direction, shape: tuple[int, ...], payload: bytes) -> Frame:

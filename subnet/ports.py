@@ -84,6 +84,10 @@ class BlobStore(Protocol):
         """Remove; a key that is not there is no error."""
         ...
 
+    async def delete_under(self, prefix: str) -> None:
+        """Remove every object whose key begins with `prefix` and a slash; MUST leave all others. Raises TransientFailure."""
+        ...
+
     def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
         """URL that takes exactly `ref.size_bytes` bytes with digest `ref.digest` under `ref.key`, until it expires."""
         ...

@@ -23,6 +23,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of records that cross a wire or enter the ledger: immutable, strict on decode."""
 
 
+class Message(Record, frozen=True, tag_field="type", tag=True):
+    """Base of requests and responses between nodes; the class name is the tag."""
+
+
 class Direction(enum.StrEnum):
     """What one receipt attests."""
 
@@ -91,6 +95,33 @@ class Lease(Record, frozen=True, gc=False):
     hops: tuple[Hotkey, ...]
     deadline_s: float
     signature: str = ""
+
+
+class FrameHeader(Record, frozen=True):
+    """What a frame is about; `stage` is the receiving stage, `direction` FORWARD (activation) or BACKWARD (its gradient)."""
+
+    lease: Lease
+    stage: StageIndex
+    direction: Direction
+    dtype: str
+    shape: tuple[int, ...]
+    payload_digest: Digest
+
+    @property
+    def epoch(self) -> Epoch:
+        """Epoch of the lease."""
+        return self.lease.epoch
+
+    @property
+    def sample(self) -> SampleId:
+        """Sample of the lease."""
+        return self.lease.sample
+
+    @property
+    def pass_id(self) -> str:
+        """Names the pass in paths and keys: stable over retries of one delivery."""
+        lease = self.lease
+        return f"{lease.epoch}-{lease.sample}-{lease.branch}-{lease.attempt}-{self.stage}-{self.direction}"
 
 
 class Receipt(Record, frozen=True, gc=False):

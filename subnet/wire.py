@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from subnet.detours import AnyDetourRequest, WaitingFrames
 from subnet.errors import ProtocolViolation
 from subnet.receipts import canonical
 from subnet.types import (
@@ -20,6 +21,7 @@ from subnet.types import (
     Hotkey,
     Lease,
     LossFlag,
+    Message,
     Noise,
     NumericMode,
     Phase,
@@ -34,10 +36,6 @@ REQUEST_LIMIT_BYTES = 1 << 20
 RESPONSE_LIMIT_BYTES = 64 << 20
 
 T = TypeVar("T")
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag=True):
-    """Base of requests and responses; the class name is the tag."""
 
 
 # ---- requests that change the record -------------------------------------------------------------------------------
@@ -251,6 +249,7 @@ Request = (
     | CommitEpoch | UploadDone | ReportReduced | ReportOuter | SnapshotDone
     | AnswerChallenge | PostNoise | PostVerdict | PostFlags | PostEvaluation | PostScores
     | Poll | RequestUpload | RequestDownload | GetPeers | GetMergePlan
+    | AnyDetourRequest
 )  # fmt: skip
 READS = (Poll, RequestUpload, RequestDownload, GetPeers, GetMergePlan)
 
@@ -402,6 +401,8 @@ class Directive(Message, frozen=True):
     challenges: tuple[Challenge, ...] = ()
     evaluate_epoch: Epoch | None = None
     sealed_segments: int = 0
+    has_frames: bool = False
+    """Frames that could not be pushed to the caller wait for it in the store (CollectFrames)."""
     note: str = ""
 
 
@@ -421,6 +422,7 @@ Response = (
     | UploadGrant
     | DownloadGrant
     | StagePeers
+    | WaitingFrames
     | MergePlan
     | Directive
     | ErrorBody

@@ -98,12 +98,17 @@ class ValidatorRow(Record, frozen=True):
 
 
 class PlaneBytes(Record, frozen=True):
-    """Bytes that all miners sent to each other, and in merges the largest ratio of one miner over 4W + 2W/N."""
+    """Bytes that all miners sent to each other, and in merges the largest ratio of one miner over 4W + 2W/N.
+
+    A payload that took the detour through the blob store is counted once, and once more apart.
+    """
 
     activation_payload: int
     gradient_payload: int
     frame_heads: int
     passes: int
+    detoured: int
+    detoured_payload: int
     full_width_fp32: int
     merge_payload: int
     worst_merge_ratio: float | None
@@ -199,6 +204,8 @@ def plane_bytes(evidence: Evidence) -> PlaneBytes:
         gradient_payload=sum(count.gradient_payload_bytes_sent for count in counters),
         frame_heads=sum(count.frame_head_bytes_sent for count in counters),
         passes=passes,
+        detoured=sum(count.frames_detoured for count in counters),
+        detoured_payload=sum(count.detoured_payload_bytes_sent for count in counters),
         full_width_fp32=4 * num_values * passes,
         merge_payload=sum(merge.sent + merge.received for count in counters for merge in count.merges),
         worst_merge_ratio=max(ratios, default=None),

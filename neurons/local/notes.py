@@ -72,6 +72,9 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     gradient_payload_bytes_sent: int = 0
     frame_head_bytes_sent: int = 0
     passes_sent: int = 0
+    frames_detoured: int = 0
+    """Of those, through the blob store."""
+    detoured_payload_bytes_sent: int = 0
     frames_lost: int = 0
     frames_refused: int = 0
     merges: tuple[MergeCount, ...] = ()

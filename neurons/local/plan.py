@@ -17,6 +17,8 @@ from subnet.types import Hotkey, Record
 NETUID = 2
 HOST = "127.0.0.1"
 VALIDATOR_STAKE_TAO = 1000.0
+CLOSED_PORT = 1
+"""Nothing listens there: what a miner announces that peers are not to reach."""
 _SCAN_FROM, _SCAN_TO, _SCAN_STEP = 20_000, 32_000, 64
 """Free ports are looked for below the range from which the kernel takes those of outgoing connections."""
 
@@ -105,6 +107,8 @@ class Part(Record, frozen=True):
     wallet: str
     port: int
     cheat: str = ""
+    is_unreachable: bool = False
+    """Whether peers are told to dial a port at which nobody listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,7 @@ class Plan:
             chain_endpoint=self.chain_url,
             listen_host=HOST,
             port=part.port,
+            external_port=CLOSED_PORT if part.is_unreachable else self.config.node.external_port,
             data_dir=str(self.layout.node(part.name)),
             num_threads=self.config.node.num_threads or 1,
         )
@@ -162,6 +167,7 @@ def make_plan(config: NodeConfig, options: LocalnetOptions) -> Plan:
         for number in range(1, options.num_miners + 1)
     ]
     names += [(f"v{number}", "validator", f"validator-{number}", "") for number in range(1, options.num_validators + 1)]
+    unreachable = {f"m{number}" for number in options.unreachable}
     chain_port, *ports = _ports(options.port_base, 1 + len(names))
     return Plan(
         layout=Layout(Path(options.directory).expanduser().resolve()),
@@ -169,7 +175,7 @@ def make_plan(config: NodeConfig, options: LocalnetOptions) -> Plan:
         options=options,
         chain_port=chain_port,
         parts=tuple(
-            Part(name=name, role=role, wallet=wallet, port=port, cheat=cheat)
+            Part(name=name, role=role, wallet=wallet, port=port, cheat=cheat, is_unreachable=name in unreachable)
             for (name, role, wallet, cheat), port in zip(names, ports, strict=True)
         ),
     )

@@ -154,7 +154,16 @@ def _bytes(found: PlaneBytes, *, has_cuts: bool) -> Text:
     return Text(
         f"bytes   activations {found.activation_payload:,}  gradients {found.gradient_payload:,}{full}"
         f" (aim 1/{WIRE_COMPRESSION})  headers {found.frame_heads:,}  in {found.passes:,} passes\n"
+        f"{_detoured(found)}"
         f"        merges {found.merge_payload:,}{ratio}"
+    )
+
+
+def _detoured(found: PlaneBytes) -> str:
+    if not found.detoured:
+        return ""
+    return (
+        f"        {found.detoured_payload:,} of them in {found.detoured:,} passes through the store: not to be pushed\n"
     )
 
 

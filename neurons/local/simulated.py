@@ -1,17 +1,20 @@
 """`strata localnet --virtual`: the same roles in one process and in virtual time; same seed, same digest."""
 
 import time
+from dataclasses import replace
 
 import torch
 from rich.console import Group
 from rich.table import Table
 
 from neurons.local.report import console
+from neurons.roles.ports import MinerPorts
 from neurons.scoring import scored
 from neurons.settings import LocalnetOptions, NodeConfig
 from neurons.virtual import VirtualPlan, VirtualResult, run_virtual
 from subnet.adapters.corpus import make_corpus
 from subnet.config import RunConfig, RunKind
+from subnet.sim.network import NatPeers
 from subnet.sim.strategies import make_worker
 from subnet.training.pipeline import StageWorker
 from subnet.types import NumericMode, StageIndex
@@ -28,6 +31,11 @@ class Cheat:
         return make_worker(self._kind, config, stage, mode)
 
 
+def behind_nat(ports: MinerPorts) -> MinerPorts:
+    """The ports of a miner that nobody can dial."""
+    return replace(ports, peers=NatPeers(ports.peers))
+
+
 def run_simulated(config: NodeConfig, options: LocalnetOptions) -> int:
     """A whole run, its invariants checked on the way; returns the exit code. Raises InvariantBroken when one does not hold."""
     torch.set_num_threads(config.node.num_threads or 1)
@@ -37,6 +45,7 @@ def run_simulated(config: NodeConfig, options: LocalnetOptions) -> int:
         num_miners=options.num_miners,
         num_validators=options.num_validators,
         workers={f"m{number}": Cheat(kind) for number, kind in options.cheat_of.items()},
+        miner_ports={f"m{number}": behind_nat for number in options.unreachable},
     )
     result = run_virtual(config.run, config.incentives, make_corpus(config.run), plan)
     out = console()

@@ -1,4 +1,6 @@
-"""Getting a frame to the next miner: retry while its buffer is full, re-route when it cannot be reached (system.md 2)."""
+"""Getting a frame to the next miner: retry while its buffer is full; through the blob store when it cannot be reached, and to
+another miner when that fails too (system.md 1 and 2).
+"""
 
 import asyncio
 import logging
@@ -6,6 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from neurons.roles.detour import Detour
+from neurons.roles.reach import Reach
 from subnet import wire
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.frames import Frame
@@ -24,12 +28,16 @@ LeaseHandler = Callable[[Lease], None]
 class Delivery:
     """Owns the tasks that carry frames out; every one ends with its lease at the latest."""
 
-    def __init__(self, *, peers: Peers, control: Control, clock: Clock, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, *, peers: Peers, control: Control, detour: Detour, clock: Clock, group: asyncio.TaskGroup
+    ) -> None:
         self.num_delivered = 0
         self.num_lost = 0
         self.payload_bytes = {Direction.FORWARD: 0, Direction.BACKWARD: 0}
         self._peers = peers
         self._control = control
+        self._detour = detour
+        self._reach = Reach()
         self._clock = clock
         self._group = group
         self._endpoints: dict[Hotkey, Endpoint] = {}
@@ -58,9 +66,27 @@ class Delivery:
             on_rerouted(frame.header.lease)
 
     async def _try(self, frame: Frame) -> str | None:
-        """None when delivered, else why not: refused, unreachable twice, or out of time."""
+        """None when delivered, else why not: refused, out of time, or unreachable by the detour too."""
+        receiver = frame.header.lease.hops[frame.header.stage]
+        if self._reach.is_open(receiver):
+            try:
+                return await self._push(receiver, frame)
+            except NotFound as error:
+                return str(error)
+            except TransientFailure as error:
+                self._reach.failed(receiver, now=self._clock.now())
+                log.info("peer not reached", extra={"peer": receiver, "reason": str(error)})
+        elif self._reach.is_look_due(receiver, now=self._clock.now()):
+            self._group.create_task(self._look(receiver, frame), name=f"look {receiver}")
+        try:
+            await self._detour.send(receiver, frame)
+        except (Refused, TransientFailure, ProtocolViolation) as error:
+            return str(error)
+        return None
+
+    async def _push(self, receiver: Hotkey, frame: Frame) -> str | None:
+        """None when taken, else why not. Raises TransientFailure or NotFound when it was not reached twice."""
         lease = frame.header.lease
-        receiver = lease.hops[frame.header.stage]
         failures = 0
         while self._clock.now() < lease.deadline_s:
             try:
@@ -70,13 +96,29 @@ class Delivery:
                 await self._clock.sleep(BACKOFF_S)
             except (Refused, ProtocolViolation) as error:
                 return str(error)
-            except (TransientFailure, NotFound) as error:
+            except (TransientFailure, NotFound):
                 self._endpoints.pop(receiver, None)
                 failures += 1
                 if failures >= TRIES:
-                    return str(error)
+                    raise
                 await self._clock.sleep(BACKOFF_S)
         return "its lease ran out"
+
+    async def _look(self, receiver: Hotkey, frame: Frame) -> None:
+        """Push a frame that takes the detour as well, to see whether its receiver can be reached now: a repeat is harmless."""
+        try:
+            endpoint = await self._endpoint(receiver, frame.header.stage)
+        except (Refused, TransientFailure, ProtocolViolation, NotFound):
+            return  # nobody says where it is: the next frame looks again
+        try:
+            await self._peers.send(receiver, endpoint, frame)
+        except (Backpressure, Refused):
+            pass  # it answered
+        except TransientFailure:
+            self._endpoints.pop(receiver, None)
+            self._reach.failed_again(receiver, now=self._clock.now())
+            return
+        self._reach.answered(receiver)
 
     async def _endpoint(self, receiver: Hotkey, stage: StageIndex) -> Endpoint:
         """Where a miner is now. Raises NotFound for one that is not live, Refused, TransientFailure, ProtocolViolation."""

@@ -4,8 +4,9 @@ import re
 
 from subnet import receipts, wire
 from subnet.errors import Refused
-from subnet.orchestration import late
-from subnet.orchestration.merge import object_key
+from subnet.orchestration import late, views
+from subnet.orchestration.events import DeleteObjects
+from subnet.orchestration.objects import object_key
 from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock, Signer
 from subnet.types import BlobRef, Hotkey
@@ -42,6 +43,20 @@ class Desk:
                 self._check_flags(request)
             case _:
                 pass
+
+    def read(
+        self, sender: Hotkey, request: wire.RequestUpload | wire.RequestDownload | wire.GetPeers | wire.GetMergePlan
+    ) -> wire.Response:
+        """Answer what only reads. Raises Refused."""
+        match request:
+            case wire.RequestUpload():
+                return self.grant_upload(sender, request)
+            case wire.RequestDownload():
+                return self.grant_download(sender, request)
+            case wire.GetPeers():
+                return views.stage_peers(self.state, sender, request)
+            case wire.GetMergePlan():
+                return views.merge_plan(self.state, sender, request)
 
     def grant_upload(self, sender: Hotkey, request: wire.RequestUpload) -> wire.Response:
         """A presigned URL for an object of the sender's. Raises Refused."""
@@ -85,6 +100,13 @@ class Desk:
         return wire.DownloadGrant(
             urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
         )
+
+    async def delete(self, effect: DeleteObjects) -> None:
+        """Remove what nobody needs any more. Raises TransientFailure."""
+        for key in effect.keys:
+            await self._blobs.delete(key)
+        for folder in effect.folders:
+            await self._blobs.delete_under(folder)
 
     def _is_key(self, key: str) -> bool:
         return key.startswith(f"runs/{self.state.run_id}/") and _KEY.fullmatch(key) is not None

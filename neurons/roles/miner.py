@@ -11,7 +11,9 @@ from dataclasses import asdict
 
 from neurons.exit_codes import ExitCode
 from neurons.roles.books import Books
+from neurons.roles.collector import Collector
 from neurons.roles.delivery import Delivery
+from neurons.roles.detour import Detour, DetourCounters
 from neurons.roles.ports import MinerPorts
 from neurons.roles.sharing import Anchor, Sharing, upload_bytes
 from neurons.roles.starting import HeldStage, Starting
@@ -19,10 +21,10 @@ from neurons.roles.workbench import Workbench
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, StartupRefused, TransientFailure
-from subnet.frames import Frame, FrameHeader, digest
+from subnet.frames import Frame, digest
 from subnet.training.outer import decode_snapshot
 from subnet.training.pipeline import StageWorker
-from subnet.types import Direction, Endpoint, Epoch, Hotkey, NumericMode, Phase, StageIndex
+from subnet.types import Direction, Endpoint, Epoch, FrameHeader, Hotkey, NumericMode, Phase, StageIndex
 
 log = logging.getLogger("strata.miner")
 
@@ -49,6 +51,7 @@ class Miner:
         make_worker: MakeWorker = StageWorker,
     ) -> None:
         self.directive: wire.Directive | None = None
+        self.detoured = DetourCounters()
         self._config = config
         self._run_id = discovery.r
         self._orchestrator = orchestrator
@@ -66,6 +69,15 @@ class Miner:
             hotkey=ports.signer.hotkey,
         )
         self._starting = Starting(config=config, sharing=self._sharing, ports=ports)
+        self._collector = Collector(
+            control=ports.control,
+            blobs=ports.blobs,
+            signer=ports.signer,
+            clock=ports.clock,
+            expect=self._expect_soon,
+            take=self._on_frame,
+            counters=self.detoured,
+        )
         self._delivery: Delivery | None = None
         self._stage: HeldStage | None = None
 
@@ -76,11 +88,16 @@ class Miner:
 
     async def run(self) -> None:
         """Work until cancelled. Raises Refused when the run will not have this miner."""
-        self._ports.peers.on_frame(self._on_frame)
+        ports = self._ports
+        ports.peers.on_frame(self._on_frame)
+        detour = Detour(
+            control=ports.control, blobs=ports.blobs, signer=ports.signer, clock=ports.clock, counters=self.detoured
+        )
         async with asyncio.TaskGroup() as group:
             self._delivery = Delivery(
-                peers=self._ports.peers, control=self._ports.control, clock=self._ports.clock, group=group
+                peers=ports.peers, control=ports.control, detour=detour, clock=ports.clock, group=group
             )
+            group.create_task(self._collector.run(), name="collect")
             group.create_task(self._follow(), name="follow")
             group.create_task(self._live(), name="live")
             group.create_task(self._post_receipts(), name="receipts")
@@ -91,6 +108,12 @@ class Miner:
         if self._stage is None:
             raise Backpressure("this miner has no stage yet")
         self._stage.bench.expect(header)
+
+    def _expect_soon(self, header: FrameHeader) -> None:
+        """The same for a frame that waits in the store, where it may lie until there is room for it."""
+        self.expect(header)
+        if self._stage is not None:
+            self._stage.bench.require_room(header)
 
     def health(self) -> dict[str, object]:
         """Where this miner is, for a monitor."""
@@ -115,6 +138,8 @@ class Miner:
             "gradient_payload_bytes_sent": delivered.get(Direction.BACKWARD, 0),
             "passes_sent": self._delivery.num_delivered if self._delivery else 0,
             "frames_lost": self._delivery.num_lost if self._delivery else 0,
+            "frames_detoured": self.detoured.frames_sent,
+            "detoured_payload_bytes_sent": self.detoured.payload_bytes_sent,
             "frames_refused": self._stage.bench.num_refused if self._stage else 0,
             "merges": [asdict(merge) for merge in self._sharing.merges],
             "moved": self._sharing.moved.by_kind,
@@ -187,6 +212,8 @@ class Miner:
 
     async def _take(self, directive: wire.Directive) -> None:
         self.directive = directive
+        if directive.has_frames:
+            self._collector.call()
         if directive.stage is not None:
             self._hold(directive.stage)
         self._changed.set()

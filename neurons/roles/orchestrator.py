@@ -18,7 +18,8 @@ from neurons.roles.announcing import Announcer
 from neurons.roles.desk import Desk
 from neurons.roles.keeping import RETRY_S, Keeper, until_done
 from neurons.roles.referee import Referee
-from subnet import receipts, wire
+from neurons.roles.relay import Relay
+from subnet import detours, receipts, wire
 from subnet.config import RunConfig
 from subnet.dashboard.views import run_view
 from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, TransientFailure
@@ -123,6 +124,7 @@ class Orchestrator:
         self._sealed: list[Segment] = []
         """Segments that the keeper has not been given yet."""
         self._desk = Desk(state=self.state, signer=signer, blobs=blobs, clock=clock)
+        self._relay = Relay(config=config, state=self.state, blobs=blobs, clock=clock, wake=self._wake)
         self._referee = Referee(
             config=config, blobs=blobs, clock=clock, owner=signer.hotkey, run_id=lambda: self.state.run_id
         )
@@ -157,14 +159,10 @@ class Orchestrator:
         match request:
             case wire.Poll():
                 return await self._poll(sender, request)
-            case wire.RequestUpload():
-                return self._desk.grant_upload(sender, request)
-            case wire.RequestDownload():
-                return self._desk.grant_download(sender, request)
-            case wire.GetPeers():
-                return views.stage_peers(self.state, sender, request)
-            case wire.GetMergePlan():
-                return views.merge_plan(self.state, sender, request)
+            case wire.RequestUpload() | wire.RequestDownload() | wire.GetPeers() | wire.GetMergePlan():
+                return self._desk.read(sender, request)
+            case detours.DetourRequest():
+                return await self._relay.answer(sender, request)
             case _:
                 await self._desk.check(sender, request)
         response = await self._ask(sender, envelope)
@@ -227,7 +225,7 @@ class Orchestrator:
         deadline = self._clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
         while True:
             changed = self._changed
-            view = views.directive(self.state, sender)
+            view = views.directive(self.state, sender, has_frames=self._relay.is_calling(sender))
             left_s = deadline - self._clock.now()
             if view.version != request.known_version or left_s <= 0:
                 return view
@@ -263,7 +261,7 @@ class Orchestrator:
         """Rebuild the state from the stored one and the journal after it; returns what a crash may have left undone."""
         stored, num_events = await self._store.get_state(), 0
         if stored is not None:
-            self.state = self._desk.state = decode_state(stored.data)
+            self.state = self._desk.state = self._relay.state = decode_state(stored.data)
             self._refuse_other_run(self.state.run_id)
             self._announcer.note_sealed(self.state.ledger.num_segments, self.state.ledger.sealed_head)
         at_record = stored.at_record if stored is not None else 0
@@ -316,12 +314,15 @@ class Orchestrator:
                 if answered is not None and not answered.done():
                     answered.set_result(effect.response)
             case Wake():
-                self._changed.set()
-                self._changed = asyncio.Event()
+                self._wake()
             case StoreSegment():
                 self._sealed.append(effect.segment)
             case _:
                 self._jobs.put_nowait(effect)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     # ---- effects that take time --------------------------------------------------------------------------------
 
@@ -346,8 +347,7 @@ class Orchestrator:
             case RefereeOuter():
                 self._submit(await self._referee.outer(effect))
             case DeleteObjects():
-                for key in effect.keys:
-                    await self._blobs.delete(key)
+                await self._desk.delete(effect)
             case Answer() | Wake() | StoreSegment():
                 pass
             case _:

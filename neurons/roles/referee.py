@@ -16,7 +16,7 @@ from subnet.orchestration.events import (
     ShardRecomputed,
     ShardRefereed,
 )
-from subnet.orchestration.merge import object_key
+from subnet.orchestration.objects import object_key
 from subnet.ports import BlobStore, Clock
 from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step
 from subnet.types import BlobRef, Hotkey

@@ -23,7 +23,7 @@ from subnet.frames import Frame
 from subnet.lanes import hop
 from subnet.model.partition import is_first
 from subnet.training.pipeline import SampleKey, StageWorker
-from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
+from subnet.types import NO_DIGEST, Digest, Direction, Epoch, FrameHeader, Hotkey, Lease, Receipt, SampleId, StageIndex
 
 log = logging.getLogger("strata.miner")
 
@@ -91,15 +91,20 @@ class Workbench:
 
     # ---- frames in ---------------------------------------------------------------------------------------------
 
-    def expect(self, header: frames.FrameHeader) -> None:
+    def expect(self, header: FrameHeader) -> None:
         """Shape, dtype and stage a frame must have. Raises ProtocolViolation."""
-        item = {2: "bfloat16", 4: "float32"}[self._config.wire_item_bytes]
-        if header.shape != self._config.wire_shape or header.dtype != item:
-            raise ProtocolViolation(
-                f"frame is {header.dtype} {header.shape}, this run sends {item} {self._config.wire_shape}"
-            )
+        shape, dtype = self._config.wire_shape, self._config.wire_dtype
+        if header.shape != shape or header.dtype != dtype:
+            raise ProtocolViolation(f"frame is {header.dtype} {header.shape}, this run sends {dtype} {shape}")
         if header.stage != self.stage:
             raise ProtocolViolation(f"frame is for stage {header.stage}, this miner holds stage {self.stage}")
+
+    def require_room(self, header: FrameHeader) -> None:
+        """Raises Backpressure while this frame cannot be taken yet; a gradient, which frees memory, always can."""
+        self._require_epoch(header.epoch)
+        is_full = len(self._inbox.forward) >= 2 * self._config.training.max_in_flight
+        if header.direction is Direction.FORWARD and is_full:
+            raise Backpressure("the buffer for activations is full")
 
     async def take(self, sender: Hotkey, frame: Frame) -> None:
         """Put a verified frame into the inbox. Raises Backpressure, Refused, ProtocolViolation."""
@@ -113,8 +118,7 @@ class Workbench:
         if frame.pass_id in self._inbox.seen:
             return
         if frame.header.direction is Direction.FORWARD:
-            if len(self._inbox.forward) >= 2 * self._config.training.max_in_flight:
-                raise Backpressure("the buffer for activations is full")
+            self.require_room(frame.header)
             self._check_new(frame)
             self._inbox.forward.append(frame)
         else:
@@ -129,12 +133,15 @@ class Workbench:
         if first != sample and self._config.model.bottleneck is not Bottleneck.K0:
             raise Refused("repeated", f"the same activation came under sample {first}: it would earn nothing")
 
+    def _require_epoch(self, epoch: Epoch) -> None:
+        if epoch > self._epoch:
+            raise Backpressure(f"still in epoch {self._epoch}")
+
     def _check_lease(self, sender: Hotkey, frame: Frame) -> None:
         lease, header = frame.header.lease, frame.header
         if lease.run_id != self._run_id or hop(self._config, lease, self.stage) is None:
             raise ProtocolViolation("the lease is of another run, or does not lead through this stage")
-        if lease.epoch > self._epoch:
-            raise Backpressure(f"still in epoch {self._epoch}")
+        self._require_epoch(lease.epoch)
         if lease.epoch < self._epoch:
             raise Refused("epoch", f"epoch {lease.epoch} is over here")
         step = -1 if header.direction is Direction.FORWARD else 1

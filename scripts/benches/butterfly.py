@@ -31,7 +31,7 @@ from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
 from subnet.merging.schedule import shard_plans
 from subnet.merging.upload import chunk_digests, to_bytes, upload_digest
-from subnet.orchestration.merge import object_key
+from subnet.orchestration.objects import object_key
 from subnet.orchestration.state import Member, State
 from subnet.types import BlobRef, Digest, Endpoint, Epoch, Hotkey, NumericMode, StageIndex
 

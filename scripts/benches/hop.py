@@ -16,6 +16,7 @@ from aiohttp import web
 from benches.measure import Child, Line, answer_questions, children, fact, limit, median, percentile, run_loop
 from neurons.roles.books import Books
 from neurons.roles.delivery import Delivery
+from neurons.roles.detour import Detour, DetourCounters
 from neurons.roles.ports import MinerPorts
 from neurons.roles.workbench import Workbench
 from subnet import frames, receipts
@@ -28,7 +29,7 @@ from subnet.adapters.peers import HttpPeers
 from subnet.adapters.system import SystemClock, ThreadCompute
 from subnet.config import ModelConfig, RunConfig, TrainingConfig
 from subnet.training.pipeline import StageWorker
-from subnet.types import Digest, Direction, Endpoint, Epoch, Hotkey, Lease, Receipt, SampleId, StageIndex
+from subnet.types import Digest, Direction, Endpoint, Epoch, FrameHeader, Hotkey, Lease, Receipt, SampleId, StageIndex
 
 RUN = "bench"
 EPOCH = Epoch(0)
@@ -46,7 +47,7 @@ def signer(name: str) -> KeypairSigner:
     return KeypairSigner.from_uri(f"//Bench//{name}")
 
 
-def receipt(header: frames.FrameHeader, *, stage: int, direction: Direction) -> Receipt:
+def receipt(header: FrameHeader, *, stage: int, direction: Direction) -> Receipt:
     """What the sender (its output) or the receiver (its input) puts on its chain for this payload."""
     is_sender = stage != header.stage
     return Receipt(
@@ -66,7 +67,7 @@ def receipt(header: frames.FrameHeader, *, stage: int, direction: Direction) -> 
 async def receiving(session: aiohttp.ClientSession) -> AsyncIterator[tuple[HttpPeers, Books]]:
     """Stage 1 as a miner has it: port, workbench, books."""
 
-    def expect(header: frames.FrameHeader) -> None:
+    def expect(header: FrameHeader) -> None:
         workbench.expect(header)
 
     me, clock = signer("receiver"), SystemClock()
@@ -83,6 +84,7 @@ async def receiving(session: aiohttp.ClientSession) -> AsyncIterator[tuple[HttpP
         clock=clock,
     )
     books = Books(run_id=RUN, hotkey=me.hotkey, stage=StageIndex(1), disk=ports.disk)
+    detour = Detour(control=control, blobs=ports.blobs, signer=me, clock=clock, counters=DetourCounters())
     await books.open(EPOCH, b"")
     async with asyncio.TaskGroup() as group:
         workbench = Workbench(
@@ -91,7 +93,7 @@ async def receiving(session: aiohttp.ClientSession) -> AsyncIterator[tuple[HttpP
             orchestrator=signer("owner").hotkey,
             worker=StageWorker(CONFIG, StageIndex(1)),
             books=books,
-            delivery=Delivery(peers=peers, control=control, clock=clock, group=group),
+            delivery=Delivery(peers=peers, control=control, detour=detour, clock=clock, group=group),
             ports=ports,
         )
         workbench.begin(EPOCH)

@@ -25,7 +25,6 @@ from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.peers import HttpPeers
 from subnet.adapters.system import DirectoryDisk, SystemClock, ThreadCompute
 from subnet.config import RunConfig
-from subnet.frames import FrameHeader
 from subnet.model.flat import unflatten
 from subnet.model.init import initial_params
 from subnet.model.partition import param_shapes
@@ -33,7 +32,7 @@ from subnet.model.whole import WholeModel
 from subnet.orchestration.events import encode_event
 from subnet.training.optimizers import InnerOptimizer
 from subnet.training.pipeline import StageWorker
-from subnet.types import Endpoint, Epoch, NumericMode, SampleId, StageIndex
+from subnet.types import Endpoint, Epoch, FrameHeader, NumericMode, SampleId, StageIndex
 from subnet.wire import sample_key
 
 NUM_STAGES = 3

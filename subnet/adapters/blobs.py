@@ -5,6 +5,7 @@ An object's key is made by the orchestrator and an object never changes, so a re
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -70,6 +71,15 @@ class DirectoryBlobStore:
     async def delete(self, key: str) -> None:
         """Remove; a key that is not there is no error."""
         await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
+
+    async def delete_under(self, prefix: str) -> None:
+        """Remove the folder `prefix` with all in it. Raises TransientFailure."""
+        try:
+            await asyncio.to_thread(shutil.rmtree, self._path(prefix))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise TransientFailure(f"cannot delete what lies under {prefix}: {error}") from error
 
     def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
         """URL that takes exactly these bytes until it expires."""

@@ -176,6 +176,11 @@ class MemoryBlobStore:
         """Remove; a key that is not there is no error."""
         self._objects.pop(check_name(key), None)
 
+    async def delete_under(self, prefix: str) -> None:
+        """Remove what lies under `prefix`."""
+        for key in [key for key in self._objects if key.startswith(f"{check_name(prefix)}/")]:
+            del self._objects[key]
+
     def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
         """URL that takes exactly these bytes until it expires."""
         return grant_url(_BASE_URL, _SECRET, Grant.upload(ref, expires_at_s))

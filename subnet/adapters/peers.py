@@ -26,10 +26,10 @@ from subnet.adapters.memory import ReplayMemory
 from subnet.adapters.rates import RateLimiter, transfer_limit_s
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, StrataError, TransientFailure
 from subnet.ports import Clock, FrameHandler
-from subnet.types import Digest, Direction, Endpoint, Hotkey, Record
+from subnet.types import Digest, Direction, Endpoint, FrameHeader, Hotkey, Record
 
 Count = Annotated[int, Meta(ge=1)]
-Expect = Callable[[frames.FrameHeader], None]
+Expect = Callable[[FrameHeader], None]
 """Raises ProtocolViolation or Refused for a header whose payload is not wanted: shape, dtype, epoch, lease."""
 
 _PREFIX_BYTES = 10
@@ -199,7 +199,7 @@ class HttpPeers:
                     raise ProtocolViolation("frame head is not the one that was signed")
                 header = frames.decode_head(head)
                 _check_neighbours(header, sender=sender, receiver=self._hotkey)
-                if frames.Frame(header=header, payload=b"").pass_id != pass_id:
+                if header.pass_id != pass_id:
                     raise ProtocolViolation("frame head belongs to another pass than the path says")
                 self._expect(header)
                 if head_bytes + frames.payload_size(header) != size_bytes:
@@ -243,7 +243,7 @@ class HttpPeers:
         return web.Response(status=204)
 
 
-async def _read_payload(content: aiohttp.StreamReader, header: frames.FrameHeader) -> frames.Frame:
+async def _read_payload(content: aiohttp.StreamReader, header: FrameHeader) -> frames.Frame:
     hasher, pieces = blake3.blake3(), []
     async for piece in content.iter_any():
         hasher.update(piece)
@@ -258,7 +258,7 @@ async def _read_payload(content: aiohttp.StreamReader, header: frames.FrameHeade
     return frames.Frame(header=header, payload=payload)
 
 
-def _check_neighbours(header: frames.FrameHeader, *, sender: Hotkey, receiver: Hotkey) -> None:
+def _check_neighbours(header: FrameHeader, *, sender: Hotkey, receiver: Hotkey) -> None:
     """Raise Refused unless the lease's pathway leads from the sender to us in this direction."""
     hops, stage = header.lease.hops, header.stage
     source = stage - 1 if header.direction is Direction.FORWARD else stage + 1

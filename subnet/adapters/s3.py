@@ -123,6 +123,14 @@ class S3BlobStore:
         except BaseError as error:
             raise TransientFailure(f"cannot delete {key}: {error}") from error
 
+    async def delete_under(self, prefix: str) -> None:
+        """Remove what lies under `prefix`. Raises TransientFailure."""
+        try:
+            async for listed in obstore.list(self._store, f"{self._bucket.path_of(prefix)}/"):
+                await obstore.delete_async(self._store, [found["path"] for found in listed])
+        except BaseError as error:
+            raise TransientFailure(f"cannot delete what lies under {prefix}: {error}") from error
+
     def upload_url(self, ref: BlobRef, *, expires_at_s: float) -> str:
         """URL that takes exactly `ref.size_bytes` bytes until it expires."""
         headers = {"content-length": str(ref.size_bytes)}

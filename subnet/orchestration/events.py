@@ -198,9 +198,10 @@ class StoreSegment(Effect, frozen=True):
 
 
 class DeleteObjects(Effect, frozen=True):
-    """Objects that nobody needs any more; the ledger is kept for ever."""
+    """Objects that nobody needs any more, and folders with all in them; the ledger is kept for ever."""
 
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 AnyEffect = (

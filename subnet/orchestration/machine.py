@@ -6,7 +6,7 @@ Everything it decides follows from the journal of events, so it can be killed at
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from subnet import wire
+from subnet import detours, wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
 from subnet.model.partition import neighbours_of
@@ -34,6 +34,7 @@ from subnet.orchestration.events import (
     Wake,
 )
 from subnet.orchestration.ledger import BeaconSeen, EpochPublished, EpochStarted, RootCommitted, RunCreated
+from subnet.orchestration.objects import folder
 from subnet.orchestration.state import ANSWERS_KEPT, EpochState, State, Turn
 from subnet.types import Epoch, Hotkey, Phase, StageIndex
 
@@ -316,6 +317,7 @@ def _maybe_publish(turn: Turn) -> None:
     audits.forget_old_cases(turn)
     flags.forget_old_flags(turn)
     _delete_old_objects(turn)
+    _delete_frames(turn, current.epoch)
     num_epochs = turn.config.training.num_epochs
     if num_epochs and state.epoch >= num_epochs:
         # no beacon follows the last epoch; the record's head holds what nobody could foresee, the times of all events
@@ -340,6 +342,12 @@ def _delete_old_objects(turn: Turn) -> None:
         if kept:
             state.objects.setdefault(state.epoch, []).extend(kept)
         turn.ask(DeleteObjects(keys=tuple(key for key in keys if key not in needed)))
+
+
+def _delete_frames(turn: Turn, epoch: Epoch) -> None:
+    """Frames that took the detour die with their leases. The epoch before is named again: a crash may have swallowed its turn."""
+    ended = (folder(turn.state.run_id, epoch=at, kind=detours.KIND) for at in (epoch - 1, epoch) if at >= 0)
+    turn.ask(DeleteObjects(folders=tuple(ended)))
 
 
 def _seal(turn: Turn) -> None:

@@ -23,6 +23,7 @@ from subnet.orchestration.events import (
 )
 from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted, UploadRejected
 from subnet.orchestration.membership import member_of
+from subnet.orchestration.objects import object_key
 from subnet.orchestration.state import StageMerge, Turn, Work
 from subnet.orchestration.work import check_epoch
 from subnet.types import BlobRef, Digest, Direction, Hotkey, Phase, StageIndex
@@ -32,11 +33,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 """Digests become parts of keys in the blob store, so they are looked at before they are taken."""
 RECEIPTS_PER_UNIT = 8
 """Most receipts of a segment for each backward of its quota: two a pass and the steps, and room for dropped samples."""
-
-
-def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, content: Digest) -> str:
-    """Where an object lies: made by the orchestrator alone, unique to the content (trust.md 6)."""
-    return f"runs/{run_id}/e{epoch}/{kind}/{hotkey}/{name}-{content}"
 
 
 def upload_ref(run_id: str, hotkey: Hotkey, commit: wire.CommitEpoch) -> BlobRef:

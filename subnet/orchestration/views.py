@@ -12,8 +12,11 @@ from subnet.types import Hotkey, Phase
 _MERGE_PHASES = (Phase.COMMITTING, Phase.UPLOADING, Phase.MERGING)
 
 
-def directive(state: State, hotkey: Hotkey) -> wire.Directive:
-    """What `hotkey` should do now; `version` is a digest of the rest. Raises Refused for a stranger."""
+def directive(state: State, hotkey: Hotkey, *, has_frames: bool = False) -> wire.Directive:
+    """What `hotkey` should do now; `version` is a digest of the rest. Raises Refused for a stranger.
+
+    Frames that take the detour are no part of the state, so whether any wait is told.
+    """
     member = state.members.get(hotkey)
     if hotkey not in state.registered:
         raise Refused("not-registered", f"{hotkey} is not registered on the subnet")
@@ -23,6 +26,7 @@ def directive(state: State, hotkey: Hotkey) -> wire.Directive:
         view = _for_validator(state, hotkey)
     else:
         raise Refused("not-joined", "join as a miner, or enlist as a validator, first")
+    view = msgspec.structs.replace(view, has_frames=has_frames)
     version = int(digest(wire.encode(view))[:12], 16)
     return msgspec.structs.replace(view, version=version)
 

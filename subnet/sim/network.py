@@ -7,7 +7,7 @@ from typing import cast
 
 from subnet import draws, frames, wire
 from subnet.errors import NotFound, ProtocolViolation, TransientFailure
-from subnet.ports import Clock, FrameHandler
+from subnet.ports import Clock, FrameHandler, Peers
 from subnet.types import Endpoint, Hotkey
 
 Handler = Callable[[Hotkey, wire.Envelope], Awaitable[wire.Response]]
@@ -157,3 +157,43 @@ class SimPeers:
     def on_frame(self, handler: FrameHandler) -> None:
         """Be reachable from now on."""
         self._network.receivers[self._hotkey] = handler
+
+
+class NatPeers:
+    """ports.Peers of a node that nobody can dial: its router lets nothing in, and what it sends goes out as ever."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def send(self, receiver: Hotkey, endpoint: Endpoint, frame: frames.Frame) -> None:
+        """Deliver once."""
+        await self._peers.send(receiver, endpoint, frame)
+
+    def on_frame(self, handler: FrameHandler) -> None:
+        """Nothing ever arrives."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CutPeers:
+    """ports.Peers of a node that cannot dial `unreachable` during [since_s, until_s), virtual time."""
+
+    peers: Peers
+    clock: Clock
+    unreachable: tuple[Hotkey, ...]
+    since_s: float
+    until_s: float
+    num_cut: int = 0
+    num_healed: int = 0
+    """Frames that went to one of them after that."""
+
+    async def send(self, receiver: Hotkey, endpoint: Endpoint, frame: frames.Frame) -> None:
+        """Deliver once. Raises TransientFailure while the way is cut."""
+        if receiver in self.unreachable and self.since_s <= self.clock.now() < self.until_s:
+            self.num_cut += 1
+            raise TransientFailure("no route to host")
+        await self.peers.send(receiver, endpoint, frame)
+        self.num_healed += receiver in self.unreachable and self.clock.now() >= self.until_s
+
+    def on_frame(self, handler: FrameHandler) -> None:
+        """Be reachable for those who can dial us."""
+        self.peers.on_frame(handler)

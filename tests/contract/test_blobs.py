@@ -211,3 +211,15 @@ def test_a_bucket_is_named_by_its_url_and_the_variables_of_s3_tools() -> None:
     ):
         with pytest.raises(InvalidConfig, match=reason):
             Bucket.from_url(url, environment)
+
+
+async def test_a_whole_folder_is_deleted_and_nothing_beside_it(opened: Opener) -> None:
+    async with opened() as stores:
+        kept = ["run/e1/frames/a", "run/e10/frame/a", "run/e1/shard/frame/a"]
+        gone = ["run/e1/frame/m1/a", *(f"run/e1/frame/m2/{number}" for number in range(30))]
+        for key in (*kept, *gone):
+            await stores.owner.put(key, b"x")
+        for _ in range(2):
+            await stores.owner.delete_under("run/e1/frame")
+        assert [await stores.owner.size(key) for key in gone] == [None] * len(gone)
+        assert [await stores.owner.size(key) for key in kept] == [1] * len(kept)

@@ -18,7 +18,7 @@ from subnet.adapters.http_client import open_session
 from subnet.adapters.peers import HttpPeers, PeerLimits
 from subnet.adapters.system import SystemClock
 from subnet.errors import Backpressure, ProtocolViolation, Refused, TransientFailure
-from subnet.types import Direction, Endpoint, Epoch, Hotkey, Lease, SampleId, StageIndex
+from subnet.types import Direction, Endpoint, Epoch, FrameHeader, Hotkey, Lease, SampleId, StageIndex
 
 ALICE, BOB, EVE = (KeypairSigner.from_uri(uri) for uri in ("//Alice", "//Bob", "//Eve"))
 CLOCK = SystemClock()
@@ -45,7 +45,7 @@ def frame(sample: int = 1, *, shape: tuple[int, ...] = SHAPE, fill: bytes = b"\1
     )
 
 
-def expect(header: frames.FrameHeader) -> None:
+def expect(header: FrameHeader) -> None:
     if header.shape[1:] != SHAPE[1:]:
         raise ProtocolViolation(f"shape {header.shape}, expected {SHAPE}")
 

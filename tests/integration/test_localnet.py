@@ -210,3 +210,25 @@ def test_a_role_that_cannot_start_stops_the_run_with_its_message(start: Callable
     assert net.process.wait(START_LIMIT_S) == ExitCode.INVALID_CONFIG
     assert "does not admit --mode fp32; it admits bf16_autocast" in net.text
     net.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_miner_whose_port_is_closed_to_the_others_is_told_so_and_earns(start: Callable[..., Localnet]) -> None:
+    """Its stage's only miner: whatever is sent to it takes the detour, and what it sends is pushed."""
+    flags = ("--set", "localnet.unreachable=2", "--set", "localnet.has_reference=false")
+    net = start("--miners", "3", "--validators", "1", "--epochs", "2", *flags)
+    assert net.process.wait(240) == ExitCode.OK, net.text
+    report = json.loads((net.directory / "report.json").read_text())
+    row = next(row for row in report["miners"] if row["name"] == "m2")
+    assert row["units"] > 0 and row["audits_failed"] == 0
+    assert row["weight"] > 0.0 and row["earned_alpha"] > 0.0
+    planes = report["bytes_by_plane"]
+    sent = planes["activation_payload"] + planes["gradient_payload"]
+    assert 0 < planes["detoured"] < planes["passes"]
+    assert planes["detoured_payload"] * planes["passes"] == sent * planes["detoured"], "every frame weighs the same"
+    assert "through the store" in net.text
+    assert "peers cannot reach this node" in (net.directory / "logs" / "m2.log").read_text()
+    assert not [
+        path for path in (net.directory / "nodes" / "orchestrator" / "blobs").rglob("frame/*/*") if path.is_file()
+    ]

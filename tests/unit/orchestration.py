@@ -112,6 +112,7 @@ class Run:
     effects: list[AnyEffect] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    deleted_folders: list[str] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     num_requests: int = 0
 
@@ -121,6 +122,9 @@ class Run:
         effects = machine.step(self.state, event, self.config)
         self.effects += effects
         self.deleted += [key for effect in effects if isinstance(effect, DeleteObjects) for key in effect.keys]
+        self.deleted_folders += [
+            name for effect in effects if isinstance(effect, DeleteObjects) for name in effect.folders
+        ]
         self.segments += [effect.segment for effect in effects if isinstance(effect, StoreSegment)]
         seen = {entry.seq for entry in self.entries}
         sealed = [e for effect in effects if (segment := getattr(effect, "segment", None)) for e in segment.entries]

@@ -99,6 +99,19 @@ def test_an_honest_run_holds_and_says_what_does_not_apply() -> None:
     assert detail(found, "1/128") == (True, "1/128.0: 16384 bytes in 8 passes (headers 900 apart)")
 
 
+def test_what_took_the_detour_is_counted_once_and_shown_apart() -> None:
+    detoured = msgspec.structs.replace(HONEST, frames_detoured=3, detoured_payload_bytes_sent=3 * PASS_BYTES)
+    found = evidence(counters=detoured)
+    assert detail(found, "1/128") == detail(evidence(), "1/128")
+    shown = {}
+    for name, one in (("by push", evidence()), ("by store", found)):
+        out = Console(width=200, record=True, file=io.StringIO(), highlight=False)
+        out.print(one_screen(make_report(one, (), took_s=1.0), Path("/net")))
+        shown[name] = out.export_text()
+    assert "6,144 of them in 3 passes through the store" in shown["by store"]
+    assert "through the store" not in shown["by push"]
+
+
 def test_losses_are_judged_at_the_default_length() -> None:
     good = evidence(run=run_of(4))
     assert detail(good, "unigram") == (True, "1.500 = 0.500 of 3.000")

@@ -11,7 +11,7 @@ from neurons import settings
 from neurons.exit_codes import ExitCode
 from neurons.local.chain import devnet_config, make_genesis, read_genesis, write_genesis
 from neurons.local.keys import create_wallets, hotkeys_of
-from neurons.local.plan import HOST, NETUID, Layout, Plan, make_plan, require_fresh
+from neurons.local.plan import CLOSED_PORT, HOST, NETUID, Layout, Plan, make_plan, require_fresh
 from neurons.localnet import run_localnet
 from subnet.errors import InvalidConfig, StartupRefused
 
@@ -122,6 +122,14 @@ def test_the_directory_of_another_run_is_left_alone(tmp_path: Path, is_finished:
         run_localnet(*settings.load_localnet({"localnet.directory": str(tmp_path)}, environment={}))
     assert refused.value.exit_code == ExitCode.FOREIGN_DIRECTORY
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_miner_that_nobody_can_dial_announces_a_closed_port(tmp_path: Path) -> None:
+    found = plan(tmp_path, **{"localnet.unreachable": "2"})
+    announced = [found.node_config(part).node.external_port for part in found.of_role("miner")]
+    assert announced == [0, CLOSED_PORT, 0]
+    with pytest.raises(InvalidConfig, match=r"localnet.unreachable takes miners in \[1, 3\], got 4"):
+        plan(tmp_path, **{"localnet.unreachable": "1,4"})
 
 
 def test_an_unknown_cheat_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_a_run_without_an_end_goes_on() -> None:
     assert [fact.beacon for fact in run.facts(BeaconSeen)] == [f"b{n}" for n in range(1, 6)]
     assert any("/e0/upload/" in key for key in run.deleted)
     assert all(snapshot.key not in run.deleted for snapshot in run.state.snapshots)
+    ends = [0, 0, 1, 1, 2, 2, 3, 3, 4]  # each is named twice: a crash may swallow what one turn asked for
+    assert run.deleted_folders == [f"runs/{RUN}/e{epoch}/frame" for epoch in ends]
 
 
 def test_objects_that_are_still_needed_outlive_their_epoch() -> None:

@@ -20,7 +20,7 @@ from subnet.orchestration.events import (
     ShardRefereed,
 )
 from subnet.orchestration.ledger import Committed, EpochPublished, RootCommitted, ShardMerged, UploadAccepted
-from subnet.orchestration.merge import object_key
+from subnet.orchestration.objects import object_key
 from subnet.types import NO_DIGEST, BlobRef, Checkpoint, Digest, Epoch, Hotkey, Phase, StageIndex
 from tests.unit.orchestration import CONFIG, MINERS, NINE, RUN, START, STRANGER, Run
 

@@ -19,7 +19,7 @@ from subnet.orchestration.state import State
 from subnet.orchestration.stored import VERSION, decode_state, encode_state
 from tests.unit.orchestration import CONFIG, NINE, Run
 
-FIELDS = {1: "05ca"}
+FIELDS = {1: "c1f4"}
 """By version of the stored state: how the digest of all its fields begins."""
 
 

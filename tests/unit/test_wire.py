@@ -8,10 +8,10 @@ from msgspec import inspect
 
 from subnet import wire
 from subnet.errors import ProtocolViolation
-from subnet.types import Epoch
+from subnet.types import Epoch, Message
 
-REQUESTS: tuple[type[wire.Message], ...] = get_args(wire.Request)
-RESPONSES: tuple[type[wire.Message], ...] = get_args(wire.Response)
+REQUESTS: tuple[type[Message], ...] = get_args(wire.Request)
+RESPONSES: tuple[type[Message], ...] = get_args(wire.Response)
 
 SIMPLE: dict[type[inspect.Type], st.SearchStrategy[object]] = {
     inspect.StrType: st.text(max_size=6),
@@ -52,7 +52,7 @@ def names(kinds: tuple[type, ...]) -> Callable[[Callable[..., None]], Callable[.
 
 @names(REQUESTS)
 @given(data=st.data())
-def test_every_request_round_trips_in_its_envelope(kind: type[wire.Message], data: st.DataObject) -> None:
+def test_every_request_round_trips_in_its_envelope(kind: type[Message], data: st.DataObject) -> None:
     envelope = wire.Envelope(request_id="id", request=data.draw(structs(kind)))
     body = wire.encode(envelope)
     assert wire.decode(wire.Envelope, body) == envelope
@@ -61,7 +61,7 @@ def test_every_request_round_trips_in_its_envelope(kind: type[wire.Message], dat
 
 @names(RESPONSES)
 @given(data=st.data())
-def test_every_response_round_trips(kind: type[wire.Message], data: st.DataObject) -> None:
+def test_every_response_round_trips(kind: type[Message], data: st.DataObject) -> None:
     response = data.draw(structs(kind))
     decoded: object = wire.decode(wire.Response, wire.encode(response))  # type: ignore[arg-type]  # a union is no type
     assert decoded == response

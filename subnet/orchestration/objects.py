@@ -1,0 +1,13 @@
+"""Where a run's objects lie in the blob store: keys are made by the orchestrator alone (trust.md 6)."""
+
+from subnet.types import Digest
+
+
+def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, content: Digest) -> str:
+    """Where an object lies: unique to the content."""
+    return f"{folder(run_id, epoch=epoch, kind=kind)}/{hotkey}/{name}-{content}"
+
+
+def folder(run_id: str, *, epoch: int, kind: str) -> str:
+    """What the keys of an epoch's objects of one kind begin with."""
+    return f"runs/{run_id}/e{epoch}/{kind}"

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from benches.measure import answer_questions, run_loop
+from neurons.lifecycle import spare_what_is_loaded
 from neurons.roles.orchestrator import Orchestrator
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
@@ -38,6 +39,7 @@ def discovery(run_id: str) -> wire.Discovery:
 
 def orchestrator_process(connection: Connection, directory: str, hotkeys: list[Hotkey], genesis: str) -> None:
     """Serve the run that the encoded event `genesis` creates; `hotkeys` are registered."""
+    spare_what_is_loaded()
     created = decode_event(genesis.encode())
     assert isinstance(created, Created)
     run_loop(_serve(connection, Path(directory), hotkeys, created))
@@ -74,7 +76,7 @@ async def _serve_on(
         discovery=discovery(created.run_id),
         genesis=lambda: created,
     )
-    mount_control(listener, orchestrator.handle, receiver=OWNER.hotkey, memory=store, clock=clock)
+    mount_control(listener, orchestrator.handle, receiver=OWNER.hotkey, clock=clock)
     mount_public(listener, orchestrator.public)
     blobs.mount_on(listener)
 

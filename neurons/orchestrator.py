@@ -151,7 +151,8 @@ async def _serve(node: OwnerNode, genesis: Created, leadership: Leadership, stop
         genesis=lambda: genesis,
     )
     listener = Listener()
-    mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, memory=node.store, clock=node.clock)
+    now = node.clock.now()  # the lease is held: whoever led before takes nothing any more
+    mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, clock=node.clock, taken_over_s=now)
     offer_page(listener, orchestrator.public, node.chain)
 
     mount_reach(listener)

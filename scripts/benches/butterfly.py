@@ -25,7 +25,6 @@ from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
 from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control
 from subnet.adapters.listener import Listener
-from subnet.adapters.memory import ReplayMemory
 from subnet.adapters.system import SystemClock
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
@@ -82,7 +81,7 @@ async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey])
             case request:
                 raise ProtocolViolation(f"no {type(request).__name__} here")
 
-    mount_control(listener, handle, receiver=OWNER.hotkey, memory=ReplayMemory(clock), clock=clock)
+    mount_control(listener, handle, receiver=OWNER.hotkey, clock=clock)
 
     async def reply(question: Any) -> object:
         assert all(len({ref.digest for ref in refs}) == 1 for refs in copies.values())

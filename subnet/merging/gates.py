@@ -19,8 +19,6 @@ MIN_FOR_COSINE = 4
 COSINE_MADS = 4.0
 COSINE_SLACK = 0.1
 """Least distance below the median that the gate allows: among few miners the MAD is now and then almost zero."""
-
-
 BLOCK = 1 << 15
 """Elements worked on at a time: what is made of them on the way stays in a core's cache."""
 

@@ -14,6 +14,7 @@ from neurons.observe import observed, run_measures
 from neurons.owner_checks import config_findings, require_usable
 from neurons.page import offer_page
 from neurons.roles.orchestrator import Orchestrator
+from neurons.roles.ports import OrchestratorPorts
 from neurons.scoring import parse_discovery
 from neurons.settings import NodeConfig
 from neurons.wiring import ANNOUNCED_URL, OwnerNode, owner_node
@@ -142,16 +143,20 @@ def _discovery(node: OwnerNode, genesis: Created) -> wire.Discovery:
 async def _serve(node: OwnerNode, genesis: Created, leadership: Leadership, stop: Stop) -> None:
     orchestrator = Orchestrator(
         config=node.config.run,
-        signer=node.signer,
-        store=node.store,
-        blobs=node.blobs,
-        chain=node.chain,
-        clock=node.clock,
+        ports=OrchestratorPorts(
+            signer=node.signer,
+            store=node.store,
+            blobs=node.blobs,
+            chain=node.chain,
+            compute=node.compute,
+            clock=node.clock,
+        ),
         discovery=_discovery(node, genesis),
         genesis=lambda: genesis,
     )
     listener = Listener()
-    mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, memory=node.store, clock=node.clock)
+    now = node.clock.now()  # the lease is held: whoever led before takes nothing any more
+    mount_control(listener, orchestrator.handle, receiver=node.signer.hotkey, clock=node.clock, taken_over_s=now)
     offer_page(listener, orchestrator.public, node.chain)
 
     mount_reach(listener)

@@ -14,12 +14,12 @@ from neurons.description import config_digest
 from neurons.init_run import create_run
 from neurons.roles.miner import MakeWorker, Miner
 from neurons.roles.orchestrator import Orchestrator
-from neurons.roles.ports import MinerPorts
+from neurons.roles.ports import MinerPorts, OrchestratorPorts
 from neurons.roles.validator import Validator, ValidatorPorts
 from neurons.scoring import Record, weighted
 from subnet import draws, wire
 from subnet.adapters.auth import KeypairSigner
-from subnet.adapters.memory import MemoryBlobs, MemoryBlobStore, MemoryDisk, MemoryStateStore
+from subnet.adapters.memory import InlineCompute, MemoryBlobs, MemoryBlobStore, MemoryDisk, MemoryStateStore
 from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
 from subnet.config import RunConfig
 from subnet.errors import InvariantBroken
@@ -277,11 +277,14 @@ class VirtualSubnet:
 
         orchestrator = Orchestrator(
             config=self._config,
-            signer=self._signers[ORCHESTRATOR],
-            store=self._store,
-            blobs=self._blobs,
-            chain=self._chain.view(self._owner),
-            clock=self._clock,
+            ports=OrchestratorPorts(
+                signer=self._signers[ORCHESTRATOR],
+                store=self._store,
+                blobs=self._blobs,
+                chain=self._chain.view(self._owner),
+                compute=InlineCompute(),
+                clock=self._clock,
+            ),
             discovery=self._discovery(),
             genesis=genesis,
         )

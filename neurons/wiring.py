@@ -166,6 +166,7 @@ class OwnerNode:
     store: StateStore
     blobs: BlobStore
     disk: DirectoryDisk
+    compute: ThreadCompute
     clock: SystemClock
     url: str
 
@@ -197,7 +198,8 @@ async def owner_node(
         run_id = claimed_run(node.data_path) or run_id or f"run-{secrets.token_hex(6)}"
         stack.enter_context(directory_claim(node.data_path, run_id, role="orchestrator"))
         require_free_port(node.listen_host, node.port)
-        clock, disk = SystemClock(), DirectoryDisk(node.data_path / "run")
+        clock, disk, compute = SystemClock(), DirectoryDisk(node.data_path / "run"), ThreadCompute("referee")
+        stack.callback(compute.close)
         base_url = await owner_url(config, disk, url)
         yield OwnerNode(
             config=config,
@@ -207,6 +209,7 @@ async def owner_node(
             store=await _state_store(config, stack),
             blobs=_blob_store(config, base_url, clock),
             disk=disk,
+            compute=compute,
             clock=clock,
             url=base_url,
         )

@@ -41,14 +41,30 @@ class Frame:
         return self.header.pass_id
 
 
-def make(lease: Lease, *, stage: StageIndex, direction: Direction, shape: tuple[int, ...], payload: bytes) -> Frame:
-    """Frame around a bfloat16 or float32 payload; the dtype follows from the size. Raises ValueError when neither fits."""
+def make(
+    lease: Lease,
+    *,
+    stage: StageIndex,
+    direction: Direction,
+    shape: tuple[int, ...],
+    payload: bytes,
+    payload_digest: Digest | None = None,
+) -> Frame:
+    """Frame around a bfloat16 or float32 payload, hashed here when its digest is not known yet.
+
+    The dtype follows from the size. Raises ValueError when neither fits.
+    """
     count = math.prod(shape)
     dtype = next((name for name, size in ITEM_BYTES.items() if count * size == len(payload)), None)
     if dtype is None:
         raise ValueError(f"{len(payload)} bytes fit no dtype for shape {shape}")
     header = FrameHeader(
-        lease=lease, stage=stage, direction=direction, dtype=dtype, shape=shape, payload_digest=digest(payload)
+        lease=lease,
+        stage=stage,
+        direction=direction,
+        dtype=dtype,
+        shape=shape,
+        payload_digest=payload_digest or digest(payload),
     )
     return Frame(header=header, payload=payload)
 

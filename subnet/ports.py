@@ -137,11 +137,7 @@ class Journal(Protocol):
 
 
 class StateStore(Journal, Protocol):
-    """Journal, nonce memory and leader lease over one store (Redis, or embedded)."""
-
-    async def remember_once(self, key: str, *, for_s: float) -> bool:
-        """True the first time `key` is seen within `for_s` seconds, False after that (replay protection)."""
-        ...
+    """Journal and leader lease over one store (Redis, or embedded)."""
 
     async def hold_lease(self, name: str, holder: str, *, for_s: float) -> str:
         """Take or renew the lease `name` for `holder`; returns who holds it now."""

@@ -19,8 +19,12 @@ Digest = NewType("Digest", str)
 NO_DIGEST = Digest("")
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of records that cross a wire or enter the ledger: immutable, strict on decode."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """Base of records that cross a wire or enter the ledger: immutable, strict on decode.
+
+    `gc=False`: what is frozen and holds only frozen values and text cannot be part of a cycle, and Python's collector need
+    not look at it, of which an orchestrator holds hundreds of thousands.
+    """
 
 
 class Message(Record, frozen=True, tag_field="type", tag=True):
@@ -79,7 +83,7 @@ class Endpoint(Record, frozen=True):
     port: int
 
 
-class Lease(Record, frozen=True, gc=False):
+class Lease(Record, frozen=True):
     """The right to work on one sample along one pathway (trust.md 1.2).
 
     `hops` has a miner for each stage that the sample passes, first to last (subnet.lanes). `attempt` grows by one at each
@@ -124,7 +128,7 @@ class FrameHeader(Record, frozen=True):
         return f"{lease.epoch}-{lease.sample}-{lease.branch}-{lease.attempt}-{self.stage}-{self.direction}"
 
 
-class Receipt(Record, frozen=True, gc=False):
+class Receipt(Record, frozen=True):
     """One entry of a miner's receipt chain (trust.md 1.1).
 
     `input_digest` and `output_digest` are of the payload bytes received and sent. The last stage's forward has the

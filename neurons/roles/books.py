@@ -3,6 +3,8 @@
 Everything up to the newest checkpoint lies on disk, so that kill -9 costs at most the segment being worked on.
 """
 
+from dataclasses import dataclass
+
 import msgspec
 
 from subnet import receipts, wire
@@ -40,6 +42,19 @@ def evidence_name(epoch: Epoch, segment: int) -> str:
 def ack_name(epoch: Epoch) -> str:
     """File of the newest acknowledgement of an epoch."""
     return f"ack-{epoch:06d}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """Bytes that a receipt names, with their digest: hashed once, where they were made or came in."""
+
+    data: bytes
+    digest: Digest
+
+    @classmethod
+    def of(cls, data: bytes) -> "Attested":
+        """Of bytes made here."""
+        return cls(data, digest(data))
 
 
 class Books:
@@ -103,7 +118,7 @@ class Books:
         is_ours = progress.run_id == self._run_id and progress.stage == self.stage and progress.checkpoints
         return progress if is_ours else None
 
-    def record(self, receipt: Receipt, *payloads: bytes) -> None:
+    def record(self, receipt: Receipt, *payloads: Attested) -> None:
         """Put a receipt on the chain, with the payloads it names."""
         self.head = receipts.next_head(self.head, receipt)
         self.num_receipts += 1
@@ -111,7 +126,7 @@ class Books:
         self._segment.append(receipt)
         self._unacked.append(receipt)
         for payload in payloads:
-            self._payloads[digest(payload)] = payload
+            self._payloads[payload.digest] = payload.data
 
     def unacked(self) -> wire.PostReceipts | None:
         """What the orchestrator has not acknowledged yet."""

@@ -17,6 +17,7 @@ from neurons.exit_codes import ExitCode
 from neurons.roles.announcing import Announcer
 from neurons.roles.desk import Desk
 from neurons.roles.keeping import RETRY_S, Keeper, until_done
+from neurons.roles.ports import OrchestratorPorts
 from neurons.roles.referee import Referee
 from neurons.roles.relay import Relay
 from subnet import detours, receipts, wire
@@ -52,7 +53,6 @@ from subnet.orchestration.segments import segment_key
 from subnet.orchestration.state import State
 from subnet.orchestration.stored import decode_state
 from subnet.orchestration.work import sign_leases
-from subnet.ports import BlobStore, Chain, Clock, Signer, StateStore
 from subnet.types import Hotkey, Phase
 
 log = logging.getLogger("strata.orchestrator")
@@ -97,37 +97,27 @@ class Orchestrator:
         self,
         *,
         config: RunConfig,
-        signer: Signer,
-        store: StateStore,
-        blobs: BlobStore,
-        chain: Chain,
-        clock: Clock,
+        ports: OrchestratorPorts,
         discovery: wire.Discovery,
         genesis: Callable[[], Created],
     ) -> None:
         self.state = State()
         self._config = config
-        self._signer = signer
-        self._store = store
-        self._blobs = blobs
-        self._chain = chain
-        self._clock = clock
+        self._ports = ports
         self._genesis = genesis
-        self._announcer = Announcer(chain=chain, clock=clock, discovery=discovery)
+        self._announcer = Announcer(chain=ports.chain, clock=ports.clock, discovery=discovery)
         self._watch = _Watch()
         self._keeper = Keeper(
-            journal=store,
-            blobs=blobs,
-            clock=clock,
+            journal=ports.store,
+            blobs=ports.blobs,
+            clock=ports.clock,
             on_kept=lambda segment: self._announcer.note_sealed(segment.index + 1, segment.head),
         )
         self._sealed: list[Segment] = []
         """Segments that the keeper has not been given yet."""
-        self._desk = Desk(state=self.state, signer=signer, blobs=blobs, clock=clock)
-        self._relay = Relay(config=config, state=self.state, blobs=blobs, clock=clock, wake=self._wake)
-        self._referee = Referee(
-            config=config, blobs=blobs, clock=clock, owner=signer.hotkey, run_id=lambda: self.state.run_id
-        )
+        self._desk = Desk(state=self.state, signer=ports.signer, blobs=ports.blobs, clock=ports.clock)
+        self._relay = Relay(config=config, state=self.state, blobs=ports.blobs, clock=ports.clock, wake=self._wake)
+        self._referee = Referee(config=config, ports=ports, run_id=lambda: self.state.run_id)
         self._inbox: asyncio.Queue[_Pending] = asyncio.Queue()
         self._inflight: dict[tuple[Hotkey, str], asyncio.Future[wire.Response]] = {}
         self._changed = asyncio.Event()
@@ -154,7 +144,7 @@ class Orchestrator:
     async def handle(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Answer one verified request. Raises Refused, ProtocolViolation, TransientFailure."""
         self._require_ready()
-        self._heard[sender] = self._clock.now()
+        self._heard[sender] = self._ports.clock.now()
         request = envelope.request
         match request:
             case wire.Poll():
@@ -182,7 +172,7 @@ class Orchestrator:
             answered = asyncio.get_running_loop().create_future()
             self._inflight[key] = answered
             event = Requested(
-                at_s=self._clock.now(), sender=sender, request_id=envelope.request_id, request=envelope.request
+                at_s=self._ports.clock.now(), sender=sender, request_id=envelope.request_id, request=envelope.request
             )
             self._inbox.put_nowait(_Pending(event, answered))
         return await asyncio.shield(answered)
@@ -211,7 +201,7 @@ class Orchestrator:
         else:
             return None
         try:
-            return await self._blobs.get(key)
+            return await self._ports.blobs.get(key)
         except NotFound:
             return None
 
@@ -221,24 +211,25 @@ class Orchestrator:
             raise Refused("session", "another process has joined with this hotkey since; this one should stop")
         is_silent = (member is not None and not member.is_live) or not self.state.auditors.get(sender, True)
         if is_silent and sender in self.state.registered:
-            self._submit(HeardFrom(at_s=self._clock.now(), hotkey=sender, is_live=True))
-        deadline = self._clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
+            self._submit(HeardFrom(at_s=self._ports.clock.now(), hotkey=sender, is_live=True))
+        deadline = self._ports.clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
         while True:
             changed = self._changed
             view = views.directive(self.state, sender, has_frames=self._relay.is_calling(sender))
-            left_s = deadline - self._clock.now()
+            left_s = deadline - self._ports.clock.now()
             if view.version != request.known_version or left_s <= 0:
                 return view
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await changed.wait()
-            self._heard[sender] = self._clock.now()
+            self._heard[sender] = self._ports.clock.now()
 
     def _signed(self, sender: Hotkey, response: wire.Response) -> wire.Response:
         match response:
             case wire.Leases():
                 return sign_leases(
-                    response.leases, tuple(self._signer.sign(receipts.lease_bytes(lease)) for lease in response.leases)
+                    response.leases,
+                    tuple(self._ports.signer.sign(receipts.lease_bytes(lease)) for lease in response.leases),
                 )
             case wire.Ack():
                 message = receipts.ack_bytes(
@@ -248,7 +239,7 @@ class Orchestrator:
                     num_receipts=response.num_receipts,
                     head=response.head,
                 )
-                return msgspec.structs.replace(response, signature=self._signer.sign(message))
+                return msgspec.structs.replace(response, signature=self._ports.signer.sign(message))
             case _:
                 return response
 
@@ -259,20 +250,20 @@ class Orchestrator:
 
     async def _recover(self) -> list[AnyEffect]:
         """Rebuild the state from the stored one and the journal after it; returns what a crash may have left undone."""
-        stored, num_events = await self._store.get_state(), 0
+        stored, num_events = await self._ports.store.get_state(), 0
         if stored is not None:
             self.state = self._desk.state = self._relay.state = decode_state(stored.data)
             self._refuse_other_run(self.state.run_id)
             self._announcer.note_sealed(self.state.ledger.num_segments, self.state.ledger.sealed_head)
         at_record = stored.at_record if stored is not None else 0
-        async for entry in self._store.read(after=at_record):
+        async for entry in self._ports.store.read(after=at_record):
             event = decode_event(entry)
             if isinstance(event, Created):
                 self._refuse_other_run(event.run_id)
             effects = machine.step(self.state, event, self._config)
             self._sealed += [effect.segment for effect in effects if isinstance(effect, StoreSegment)]
             num_events += 1
-        now = self._clock.now()
+        now = self._ports.clock.now()
         await self._store_and_step([_Pending(Returned(at_s=now) if self.state.run_id else self._genesis())])
         facts = {"at_record": at_record, "events": num_events, "epoch": self.state.epoch, "phase": self.state.phase}
         log.info("recovered", extra=facts)
@@ -299,7 +290,7 @@ class Orchestrator:
     async def _store_and_step(self, batch: list[_Pending]) -> None:
         outcomes = [machine.step(self.state, pending.event, self._config) for pending in batch]
         self._watch.look(self.state, len(batch))
-        at_record = await self._store.append([encode_event(pending.event) for pending in batch])
+        at_record = await self._ports.store.append([encode_event(pending.event) for pending in batch])
         for pending, effects in zip(batch, outcomes, strict=True):
             for effect in effects:
                 self._perform(effect, pending.answered)
@@ -332,7 +323,7 @@ class Orchestrator:
             group.create_task(self._carry_out(effect), name=type(effect).__name__)
 
     async def _carry_out(self, effect: AnyEffect) -> None:
-        await until_done(lambda: self._once(effect), name=type(effect).__name__, clock=self._clock)
+        await until_done(lambda: self._once(effect), name=type(effect).__name__, clock=self._ports.clock)
 
     async def _once(self, effect: AnyEffect) -> None:
         match effect:
@@ -354,10 +345,10 @@ class Orchestrator:
                 assert_never(effect)
 
     async def _await_block(self, effect: AwaitBlock) -> None:
-        while (block_hash := await self._chain.block_hash(effect.at_block)) is None:
-            await self._clock.sleep(RETRY_S / 2)
+        while (block_hash := await self._ports.chain.block_hash(effect.at_block)) is None:
+            await self._ports.clock.sleep(RETRY_S / 2)
         self._submit(
-            BlockSeen(at_s=self._clock.now(), epoch=effect.epoch, at_block=effect.at_block, block_hash=block_hash)
+            BlockSeen(at_s=self._ports.clock.now(), epoch=effect.epoch, at_block=effect.at_block, block_hash=block_hash)
         )
 
     # ---- chain and time ----------------------------------------------------------------------------------------
@@ -366,24 +357,24 @@ class Orchestrator:
         """The record on chain says what `record` says since `at_block`; that may complete a commit."""
         current = self.state.current
         if record.e == current.epoch and record.m == current.commit_root and current.root_at_block < 0:
-            self._submit(RootIncluded(at_s=self._clock.now(), epoch=current.epoch, at_block=at_block))
+            self._submit(RootIncluded(at_s=self._ports.clock.now(), epoch=current.epoch, at_block=at_block))
 
     async def _watch_chain(self) -> None:
         last: tuple[object, object] = (tuple(sorted(self.state.registered.items())), self.state.permits)
         while True:
             try:
-                seen = chain_seen(await self._chain.metagraph(), at_s=self._clock.now())
+                seen = chain_seen(await self._ports.chain.metagraph(), at_s=self._ports.clock.now())
                 if (seen.registered, seen.permits) != last:
                     last = (seen.registered, seen.permits)
                     self._submit(seen)
             except (TransientFailure, NotFound, ProtocolViolation) as error:
                 log.warning("metagraph not read", extra={"reason": str(error)})
-            await self._clock.sleep(CHAIN_POLL_S)
+            await self._ports.clock.sleep(CHAIN_POLL_S)
 
     async def _watch_time(self) -> None:
         """Send a tick when a deadline passes, and tell the machine who fell silent."""
         while True:
-            now = self._clock.now()
+            now = self._ports.clock.now()
             if now >= machine.next_tick_s(self.state, self._config):
                 self._submit(Ticked(at_s=now))
             live = [hotkey for hotkey, member in self.state.members.items() if member.is_live]
@@ -391,4 +382,4 @@ class Orchestrator:
             for hotkey in live:
                 if now - self._heard.get(hotkey, now) > self._config.deadlines.silent_s:
                     self._submit(HeardFrom(at_s=now, hotkey=hotkey, is_live=False))
-            await self._clock.sleep(RETRY_S / 4)
+            await self._ports.clock.sleep(RETRY_S / 4)

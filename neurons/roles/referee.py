@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from neurons.roles.ports import OrchestratorPorts
 from neurons.roles.shards import Reduced, reduced
 from subnet import wire
 from subnet.config import RunConfig
@@ -17,9 +18,8 @@ from subnet.orchestration.events import (
     ShardRefereed,
 )
 from subnet.orchestration.objects import object_key
-from subnet.ports import BlobStore, Clock
 from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step
-from subnet.types import BlobRef, Hotkey
+from subnet.types import BlobRef
 
 log = logging.getLogger("strata.orchestrator")
 
@@ -27,13 +27,9 @@ log = logging.getLogger("strata.orchestrator")
 class Referee:
     """Reads uploads and shards from the store, and stores what it computes under the owner's key."""
 
-    def __init__(
-        self, *, config: RunConfig, blobs: BlobStore, clock: Clock, owner: Hotkey, run_id: Callable[[], str]
-    ) -> None:
+    def __init__(self, *, config: RunConfig, ports: OrchestratorPorts, run_id: Callable[[], str]) -> None:
         self._config = config
-        self._blobs = blobs
-        self._clock = clock
-        self._owner = owner
+        self._ports = ports
         self._run_id = run_id
 
     async def shard(self, effect: RefereeShard) -> ShardRefereed:
@@ -43,7 +39,7 @@ class Referee:
         ref = await self._store(plan.epoch, kind="shard", name=f"s{plan.stage}-{effect.shard}", data=found.data)
         log.info("shard refereed", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": effect.shard})
         return ShardRefereed(
-            at_s=self._clock.now(),
+            at_s=self._ports.clock.now(),
             epoch=plan.epoch,
             stage=plan.stage,
             shard=effect.shard,
@@ -62,7 +58,7 @@ class Referee:
                 "agreeing shard is false", extra={"epoch": plan.epoch, "stage": plan.stage, "shard": effect.shard}
             )
         return ShardRecomputed(
-            at_s=self._clock.now(),
+            at_s=self._ports.clock.now(),
             epoch=plan.epoch,
             stage=plan.stage,
             shard=effect.shard,
@@ -72,27 +68,33 @@ class Referee:
 
     async def _reduced(self, plan: wire.MergePlan, shard: int) -> Reduced:
         async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
-            return await self._blobs.get(ref.key, start=start, size_bytes=size_bytes)
+            return await self._ports.blobs.get(ref.key, start=start, size_bytes=size_bytes)
 
-        return await reduced(plan, plan.shards[shard], get_slice, self._config.merge)
+        merge, compute = self._config.merge, self._ports.compute
+        return await reduced(plan, plan.shards[shard], get_slice, merge=merge, compute=compute)
 
     async def outer(self, effect: RefereeOuter) -> OuterRefereed:
         """Apply the outer step to the previous snapshot. Raises NotFound, TransientFailure."""
         num_elements = effect.plan.num_elements
-        params, momentum = decode_snapshot(await self._blobs.get(effect.previous.key), num_elements)
-        parts = [await self._blobs.get(shard.ref.key) for shard in effect.merged]
-        merged = to_vector(b"".join(parts), num_elements)
-        if len(effect.plan.shards[0].reducers) == 1:
-            params, momentum = keep_params(params, momentum, merged)
-        else:
-            params, momentum = outer_step(params, momentum, merged, self._config.training)
-        data = encode_snapshot(params, momentum)
+        previous = await self._ports.blobs.get(effect.previous.key)
+        parts = [await self._ports.blobs.get(shard.ref.key) for shard in effect.merged]
+
+        def apply() -> bytes:
+            params, momentum = decode_snapshot(previous, num_elements)
+            merged = to_vector(b"".join(parts), num_elements)
+            if len(effect.plan.shards[0].reducers) == 1:
+                return encode_snapshot(*keep_params(params, momentum, merged))
+            return encode_snapshot(*outer_step(params, momentum, merged, self._config.training))
+
+        data = await self._ports.compute.run(apply)
         ref = await self._store(effect.epoch, kind="snapshot", name=f"s{effect.stage}", data=data)
         log.info("outer step refereed", extra={"epoch": effect.epoch, "stage": effect.stage})
-        return OuterRefereed(at_s=self._clock.now(), epoch=effect.epoch, stage=effect.stage, ref=ref)
+        return OuterRefereed(at_s=self._ports.clock.now(), epoch=effect.epoch, stage=effect.stage, ref=ref)
 
     async def _store(self, epoch: int, *, kind: str, name: str, data: bytes) -> BlobRef:
         content = digest(data)
-        key = object_key(self._run_id(), epoch=epoch, hotkey=self._owner, kind=kind, name=name, content=content)
-        await self._blobs.put(key, data)
+        key = object_key(
+            self._run_id(), epoch=epoch, hotkey=self._ports.signer.hotkey, kind=kind, name=name, content=content
+        )
+        await self._ports.blobs.put(key, data)
         return BlobRef(key=key, digest=content, size_bytes=len(data))

@@ -11,6 +11,7 @@ from subnet.errors import ProtocolViolation
 from subnet.merging.reduce import reduce_shard
 from subnet.merging.schedule import ITEM_BYTES
 from subnet.merging.upload import check_chunks, to_bytes, to_vector
+from subnet.ports import Compute
 from subnet.types import BlobRef, Hotkey
 
 GetSlice = Callable[[BlobRef, int, int], Awaitable[bytes]]
@@ -25,7 +26,9 @@ class Reduced:
     left_out: tuple[Hotkey, ...] = ()
 
 
-async def reduced(plan: wire.MergePlan, shard: wire.ShardPlan, get_slice: GetSlice, merge: MergeConfig) -> Reduced:
+async def reduced(
+    plan: wire.MergePlan, shard: wire.ShardPlan, get_slice: GetSlice, *, merge: MergeConfig, compute: Compute
+) -> Reduced:
     """This shard, merged. An upload whose chunks are not the committed ones is left out, by every reducer alike.
 
     With no upload left the shard does not move. Raises what `get_slice` raises.
@@ -49,4 +52,5 @@ async def reduced(plan: wire.MergePlan, shard: wire.ShardPlan, get_slice: GetSli
         num_batches.append(upload.num_batches)
     if not slices:
         return Reduced(to_bytes(np.zeros(shard.stop - shard.start, dtype=np.float32)), tuple(left_out))
-    return Reduced(to_bytes(reduce_shard(slices, num_batches, merge)), tuple(left_out))
+    data = await compute.run(lambda: to_bytes(reduce_shard(slices, num_batches, merge)))
+    return Reduced(data, tuple(left_out))

@@ -138,7 +138,7 @@ class Sharing:
 
         count.num_miners = len(plan.uploads)
         for shard in mine:
-            found = await reduced(plan, shard, get_slice, self._config.merge)
+            found = await reduced(plan, shard, get_slice, merge=self._config.merge, compute=self._compute)
             name = f"s{plan.stage}-{shard.shard}"
             ref = await self.put("shard", epoch=plan.epoch, name=name, data=found.data)
             count.sent += len(found.data)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from neurons.roles.books import Books
+from neurons.roles.books import Attested, Books
 from neurons.roles.delivery import Delivery
 from neurons.roles.ports import MinerPorts
 from subnet import frames, receipts, wire
@@ -195,7 +195,7 @@ class Workbench:
             return True
         if self._inbox.forward:
             frame = self._inbox.forward.popleft()
-            await self._forward(frame.header.lease, frame.payload)
+            await self._forward(frame.header.lease, Attested(frame.payload, frame.header.payload_digest))
             return True
         return False
 
@@ -238,32 +238,33 @@ class Workbench:
 
     # ---- one pass ----------------------------------------------------------------------------------------------
 
-    async def _forward(self, lease: Lease, activation: bytes | None) -> None:
+    async def _forward(self, lease: Lease, received: Attested | None) -> None:
         key = wire.sample_key(lease.epoch, lease.sample, lease.branch)
         if lease.deadline_s <= self._ports.clock.now() or key in self._open:
             return
         tokens = self._ports.corpus.tokens(lease.epoch, lease.sample)
+        activation = None if received is None else received.data
         result = await self._ports.compute.run(lambda: self._worker.forward(key, tokens, activation))
         self._open[key] = lease
-        source = _token_bytes(tokens) if activation is None else activation
-        sent = result.payload if result.payload is not None else np.float32(result.loss).tobytes()
-        self._receipt(lease, Direction.FORWARD, source, sent, loss=result.loss)
+        sent = Attested.of(np.float32(result.loss).tobytes() if result.payload is None else result.payload)
+        self._receipt(lease, Direction.FORWARD, received or Attested.of(_token_bytes(tokens)), sent, loss=result.loss)
         if result.payload is None:
             await self._finish(lease, None, sent)
         else:
-            self._send(lease, Direction.FORWARD, result.payload)
+            self._send(lease, Direction.FORWARD, sent)
 
     async def _backward(self, frame: Frame) -> None:
         lease = frame.header.lease
         key = wire.sample_key(lease.epoch, lease.sample, lease.branch)
         if key in self._open:
-            await self._finish(lease, frame.payload, frame.payload)
+            await self._finish(lease, frame.payload, Attested(frame.payload, frame.header.payload_digest))
 
-    async def _finish(self, lease: Lease, gradient: bytes | None, attested: bytes) -> None:
+    async def _finish(self, lease: Lease, gradient: bytes | None, received: Attested) -> None:
         key = wire.sample_key(lease.epoch, lease.sample, lease.branch)
-        sent = await self._ports.compute.run(lambda: self._worker.backward(key, gradient))
+        payload = await self._ports.compute.run(lambda: self._worker.backward(key, gradient))
+        sent = None if payload is None else Attested.of(payload)
         del self._open[key]
-        self._receipt(lease, Direction.BACKWARD, attested, sent)
+        self._receipt(lease, Direction.BACKWARD, received, sent)
         self._segment_backwards += 1
         if sent is not None:
             self._send(lease, Direction.BACKWARD, sent)
@@ -273,7 +274,13 @@ class Workbench:
             await self._checkpoint()
 
     def _receipt(
-        self, lease: Lease, direction: Direction, received: bytes, sent: bytes | None, *, loss: float | None = None
+        self,
+        lease: Lease,
+        direction: Direction,
+        received: Attested,
+        sent: Attested | None,
+        *,
+        loss: float | None = None,
     ) -> None:
         kept = [payload for payload in (received, sent) if payload is not None]
         if direction is Direction.FORWARD and is_first(self._config, self.stage):
@@ -287,8 +294,8 @@ class Workbench:
                 stage=self.stage,
                 direction=direction,
                 params_version=self._worker.num_steps,
-                input_digest=frames.digest(received),
-                output_digest=frames.digest(sent) if sent is not None else NO_DIGEST,
+                input_digest=received.digest,
+                output_digest=sent.digest if sent is not None else NO_DIGEST,
                 loss=loss,
             ),
             *kept,
@@ -319,9 +326,16 @@ class Workbench:
 
     # ---- frames out --------------------------------------------------------------------------------------------
 
-    def _send(self, lease: Lease, direction: Direction, payload: bytes) -> None:
+    def _send(self, lease: Lease, direction: Direction, sent: Attested) -> None:
         to_stage = StageIndex(self.stage + (1 if direction is Direction.FORWARD else -1))
-        frame = frames.make(lease, stage=to_stage, direction=direction, shape=self._config.wire_shape, payload=payload)
+        frame = frames.make(
+            lease,
+            stage=to_stage,
+            direction=direction,
+            shape=self._config.wire_shape,
+            payload=sent.data,
+            payload_digest=sent.digest,
+        )
         self._delivery.start(frame, on_lost=self._on_lost, on_rerouted=self._on_rerouted)
 
     def _on_lost(self, lease: Lease) -> None:

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from benches.fleet import EPOCH, LEASES_AT_ONCE, Chain, chains, created, fleet_config, join, keys, ready
 from benches.measure import Child, Line, children, fact, floor, limit, median, percentile, run_loop
 from benches.owner import OWNER, orchestrator_process
+from neurons.lifecycle import spare_what_is_loaded
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.http_client import HttpControl, open_session
@@ -199,6 +200,7 @@ async def _measure(child: Child, config: RunConfig, fleet_keys: list[KeypairSign
 
 def bench(scale: float) -> list[Line]:
     """The machine alone, then the whole plane."""
+    spare_what_is_loaded()
     config, fleet_keys = fleet_config(NUM_STAGES, NUM_MINERS), keys(NUM_MINERS)
     hotkeys = [key.hotkey for key in fleet_keys]
     lines = _machine_alone(config, hotkeys)

@@ -14,7 +14,7 @@ import yarl
 from aiohttp import web
 
 from benches.measure import Child, Line, answer_questions, children, fact, limit, median, percentile, run_loop
-from neurons.roles.books import Books
+from neurons.roles.books import Attested, Books
 from neurons.roles.delivery import Delivery
 from neurons.roles.detour import Detour, DetourCounters
 from neurons.roles.ports import MinerPorts
@@ -101,7 +101,8 @@ async def receiving(session: aiohttp.ClientSession) -> AsyncIterator[tuple[HttpP
         async def take(sender: Hotkey, frame: frames.Frame) -> None:
             await workbench.take(sender, frame)
             workbench.begin(EPOCH)  # as if the worker had taken it from the inbox
-            books.record(receipt(frame.header, stage=1, direction=Direction.FORWARD), frame.payload)
+            received = Attested(frame.payload, frame.header.payload_digest)
+            books.record(receipt(frame.header, stage=1, direction=Direction.FORWARD), received)
 
         peers.on_frame(take)
         await peers.start("127.0.0.1", 0)
@@ -175,7 +176,8 @@ class _Sender:
     async def hop(self, lease: Lease) -> None:
         """From a payload to its acknowledged delivery, receipts on both chains."""
         frame = self._frame(lease)
-        self.books.record(receipt(frame.header, stage=0, direction=Direction.FORWARD), frame.payload)
+        sent = Attested(frame.payload, frame.header.payload_digest)
+        self.books.record(receipt(frame.header, stage=0, direction=Direction.FORWARD), sent)
         await self._peers.send(self._you.hotkey, self._endpoint, frame)
 
     async def plain(self) -> None:

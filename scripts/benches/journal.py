@@ -25,19 +25,16 @@ _RECORDS_A_SCALE = 1000
 async def _measure(directory: Path, repeats: int) -> list[Line]:
     embedded = start_embedded(directory / "state")
     store = RedisStateStore(embedded.url, "bench")
-    times: dict[str, list[float]] = {"append": [], "batch": [], "fsync": [], "nonce": []}
+    times: dict[str, list[float]] = {"append": [], "batch": [], "fsync": []}
     try:
         with (directory / "plain").open("ab", buffering=0) as file:
-            for number in range(repeats + 5):
+            for _ in range(repeats + 5):
                 began = time.perf_counter()
                 await store.append([_ENTRY])
                 times["append"].append(time.perf_counter() - began)
                 began = time.perf_counter()
                 await store.append([_ENTRY] * _BATCH)
                 times["batch"].append(time.perf_counter() - began)
-                began = time.perf_counter()
-                await store.remember_once(f"nonce:{number}", for_s=13.0)
-                times["nonce"].append(time.perf_counter() - began)
                 began = time.perf_counter()
                 file.write(_ENTRY)
                 os.fsync(file.fileno())
@@ -57,7 +54,6 @@ async def _measure(directory: Path, repeats: int) -> list[Line]:
         fact(
             f"{_BATCH} events in one append", f"{middle['batch']:.2f} ms = {1e3 * middle['batch'] / _BATCH:.0f} us each"
         ),
-        fact("a nonce remembered, flushed", f"{middle['nonce']:.2f} ms"),
     ]
 
 
@@ -94,7 +90,7 @@ async def _measure_storing(directory: Path, num_records: int) -> list[Line]:
 
 
 def bench(scale: float) -> list[Line]:
-    """One event, a full group commit, a nonce, and the disk, in turns; then a state in the place of an epoch's journal."""
+    """One event, a full group commit, and the disk, in turns; then a state in the place of an epoch's journal."""
     with tempfile.TemporaryDirectory() as directory:
         found: list[Line] = run_loop(_measure(Path(directory), max(20, round(200 * scale))))
         found += run_loop(_measure_storing(Path(directory), max(20, round(_RECORDS_A_SCALE * scale))))

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from benches.measure import answer_questions, run_loop
+from neurons.lifecycle import spare_what_is_loaded
 from neurons.roles.orchestrator import Orchestrator
+from neurons.roles.ports import OrchestratorPorts
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.blobs import DirectoryBlobStore
@@ -20,7 +22,7 @@ from subnet.adapters.http_server import mount_control, mount_public
 from subnet.adapters.listener import Listener, ListenLimits
 from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
 from subnet.adapters.state import RedisStateStore
-from subnet.adapters.system import SystemClock
+from subnet.adapters.system import SystemClock, ThreadCompute
 from subnet.config import RunConfig
 from subnet.orchestration.events import Created, decode_event
 from subnet.orchestration.ledger import LossRecorded
@@ -38,6 +40,7 @@ def discovery(run_id: str) -> wire.Discovery:
 
 def orchestrator_process(connection: Connection, directory: str, hotkeys: list[Hotkey], genesis: str) -> None:
     """Serve the run that the encoded event `genesis` creates; `hotkeys` are registered."""
+    spare_what_is_loaded()
     created = decode_event(genesis.encode())
     assert isinstance(created, Created)
     run_loop(_serve(connection, Path(directory), hotkeys, created))
@@ -66,15 +69,18 @@ async def _serve_on(
     blobs = DirectoryBlobStore(directory / "blobs", f"{url}/v1/blobs", secret=secrets.token_bytes(32), clock=clock)
     orchestrator = Orchestrator(
         config=msgspec.json.decode(created.config_json, type=RunConfig),
-        signer=OWNER,
-        store=store,
-        blobs=blobs,
-        chain=chain.view(OWNER.hotkey),
-        clock=clock,
+        ports=OrchestratorPorts(
+            signer=OWNER,
+            store=store,
+            blobs=blobs,
+            chain=chain.view(OWNER.hotkey),
+            compute=ThreadCompute(),
+            clock=clock,
+        ),
         discovery=discovery(created.run_id),
         genesis=lambda: created,
     )
-    mount_control(listener, orchestrator.handle, receiver=OWNER.hotkey, memory=store, clock=clock)
+    mount_control(listener, orchestrator.handle, receiver=OWNER.hotkey, clock=clock)
     mount_public(listener, orchestrator.public)
     blobs.mount_on(listener)
 

@@ -37,7 +37,7 @@ AUTH_CODES = frozenset({*_CODES.values(), REPLAYED})
 
 
 class NonceMemory(Protocol):
-    """The part of a state store that stops replays."""
+    """What stops replays."""
 
     async def remember_once(self, key: str, *, for_s: float) -> bool:
         """True the first time `key` is seen within `for_s` seconds."""
@@ -128,8 +128,12 @@ async def verify_request(
     receiver: Hotkey,
     memory: NonceMemory,
     now: float,
+    signed_after_s: float = 0.0,
 ) -> Hotkey:
-    """The hotkey that signed this request to `receiver`. Raises Refused with one of AUTH_CODES."""
+    """The hotkey that signed this request to `receiver`, later than `signed_after_s` (unix s).
+
+    Raises Refused with one of AUTH_CODES.
+    """
     if any(
         len(value) > _HEADERS_LIMIT_BYTES for name, value in headers.items() if name.lower().startswith("x-bittensor")
     ):
@@ -146,6 +150,8 @@ async def verify_request(
         ) from error
     except http_auth.AuthError as error:
         raise Refused(_CODES.get(type(error), "malformed_auth"), str(error)) from error
+    if caller.nonce_ns <= int(signed_after_s * 1e9):
+        raise Refused("stale_request", "this node had not begun when that was signed; sign it anew")
     if not _is_canonical(caller.hotkey_ss58):
         raise Refused("malformed_auth", f"spell the hotkey in SS58 format {_SS58_FORMAT}")
     if not await memory.remember_once(f"nonce:{caller.hotkey_ss58}:{caller.nonce_ns}", for_s=NONCE_MEMORY_S):

@@ -159,12 +159,16 @@ async def _receive(content: aiohttp.StreamReader, path: Path, *, limit_bytes: in
             size_bytes += len(piece)
             if size_bytes > limit_bytes:
                 raise ProtocolViolation(f"upload is longer than {limit_bytes} bytes")
-            hasher.update(piece)
-            await asyncio.to_thread(file.write, piece)
+            await asyncio.to_thread(_add, piece, hasher, file)
         await asyncio.to_thread(_flush, file)
     finally:
         await asyncio.to_thread(file.close)
     return size_bytes, Digest(hasher.hexdigest())
+
+
+def _add(piece: bytes, hasher: blake3.blake3, file: BinaryIO) -> None:
+    hasher.update(piece)
+    file.write(piece)
 
 
 def _flush(file: BinaryIO) -> None:

@@ -63,12 +63,13 @@ async def read_response(response: aiohttp.ClientResponse, *, limit_bytes: int) -
     """The whole body. Raises ProtocolViolation when it is longer than `limit_bytes`."""
     if (response.content_length or 0) > limit_bytes:
         raise ProtocolViolation(f"answer of {response.content_length} bytes, limit {limit_bytes}")
-    body = bytearray()
+    chunks, size_bytes = [], 0
     async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > limit_bytes:
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        if size_bytes > limit_bytes:
             raise ProtocolViolation(f"answer longer than {limit_bytes} bytes")
-    return bytes(body)
+    return b"".join(chunks)
 
 
 class HttpControl:

@@ -7,8 +7,9 @@ from aiohttp import web
 
 from subnet import wire
 from subnet.adapters import routes
-from subnet.adapters.auth import NonceMemory, verify_request
+from subnet.adapters.auth import MAX_AHEAD_S, verify_request
 from subnet.adapters.listener import Listener, ListenLimits, read_body
+from subnet.adapters.memory import ReplayMemory
 from subnet.adapters.rates import RateLimiter
 from subnet.adapters.system import check_name
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused
@@ -22,10 +23,15 @@ PublicReader = Callable[[str], Awaitable[bytes | None]]
 
 
 def mount_control(
-    listener: Listener, handler: ControlHandler, *, receiver: Hotkey, memory: NonceMemory, clock: Clock
+    listener: Listener, handler: ControlHandler, *, receiver: Hotkey, clock: Clock, taken_over_s: float = 0.0
 ) -> None:
-    """Offer `POST /v1/control/<message>` for requests signed to `receiver`."""
-    control = _Control(handler, receiver=receiver, memory=memory, clock=clock, limits=listener.limits)
+    """Offer `POST /v1/control/<message>` for requests signed to `receiver`.
+
+    Nonces are remembered by this process alone. Until `taken_over_s` (unix s, 0 for never) another may have served
+    `receiver`: what that one can have accepted, requests signed up to MAX_AHEAD_S later, is refused as stale, and its
+    sender signs anew.
+    """
+    control = _Control(handler, receiver=receiver, clock=clock, limits=listener.limits, taken_over_s=taken_over_s)
     listener.mount(routes.CONTROL, control.answer)
 
 
@@ -33,11 +39,12 @@ class _Control:
     """Signature, replay, rate, schema, then the handler."""
 
     def __init__(
-        self, handler: ControlHandler, *, receiver: Hotkey, memory: NonceMemory, clock: Clock, limits: ListenLimits
+        self, handler: ControlHandler, *, receiver: Hotkey, clock: Clock, limits: ListenLimits, taken_over_s: float
     ) -> None:
         self._handler = handler
         self._receiver = receiver
-        self._memory = memory
+        self._memory = ReplayMemory(clock)
+        self._signed_after_s = taken_over_s + MAX_AHEAD_S
         self._clock = clock
         self._body_s = limits.body_s
         rate = limits.requests_per_s_per_hotkey
@@ -58,6 +65,7 @@ class _Control:
             receiver=self._receiver,
             memory=self._memory,
             now=self._clock.now(),
+            signed_after_s=self._signed_after_s,
         )
         if not self._hotkeys.take(hotkey):
             raise Backpressure("too many requests from your hotkey; slow down")

@@ -85,11 +85,11 @@ class ReplayMemory:
         return True
 
 
-class MemoryStateStore(ReplayMemory):
-    """Journal, stored state, nonce memory and leases of one process (ports.StateStore); a write takes `flush_s`."""
+class MemoryStateStore:
+    """Journal, stored state and leases of one process (ports.StateStore); a write takes `flush_s`."""
 
     def __init__(self, clock: Clock, *, flush_s: float = 0.0) -> None:
-        super().__init__(clock)
+        self._clock = clock
         self._flush_s = flush_s
         self._records: dict[int, list[bytes]] = {}
         self._newest = 0

@@ -1,4 +1,4 @@
-"""Journal, stored state, nonce memory and leader lease on Redis or Valkey (ports.StateStore).
+"""Journal, stored state and leader lease on Redis or Valkey (ports.StateStore).
 
 The journal is one stream with consecutive ids chosen here: an append whose answer was lost is recognised when it is made
 again, and a second writer of the same journal is found at its first append. The stored state is one list: the number of the
@@ -8,7 +8,6 @@ journal's record that it is as of, then its bytes in pieces.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import redis.asyncio as redis
@@ -53,16 +52,6 @@ return 0
 """
 
 
-@dataclass(slots=True)
-class _Question:
-    """Whether a key is new, on its way to the store."""
-
-    key: str
-    for_ms: int
-    token: bytes = field(default_factory=lambda: secrets.token_bytes(8))
-    answer: bool | TransientFailure | None = None
-
-
 class RedisStateStore:
     """State of one run in the keys `<namespace>:...` of a server at `url`."""
 
@@ -77,8 +66,6 @@ class RedisStateStore:
         self._next_id: int | None = None
         self._flushes_itself: bool | None = None
         self._writing = asyncio.Lock()
-        self._questions: list[_Question] = []
-        self._asking = asyncio.Lock()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -223,34 +210,7 @@ class RedisStateStore:
     async def _piece(self, place: int) -> bytes:
         return await _bounded(cast("Awaitable[bytes | None]", self._redis.lindex(self._state, place))) or b""
 
-    # ---- nonces and leases ---------------------------------------------------------------------------------------
-
-    async def remember_once(self, key: str, *, for_s: float) -> bool:
-        """True the first time `key` is seen within `for_s` seconds; questions asked at once share one flush of the store."""
-        question = _Question(f"{self._namespace}:{key}", _ms(for_s))
-        self._questions.append(question)
-        async with self._asking:
-            if question.answer is None:
-                await self._ask()
-        if isinstance(question.answer, TransientFailure):
-            raise question.answer
-        return bool(question.answer)
-
-    async def _ask(self) -> None:
-        asked, self._questions = self._questions, []
-        try:
-            pipeline = self._redis.pipeline(transaction=False)
-            for question in asked:
-                # With GET the old value comes back, so that a repetition after a lost answer knows its own mark.
-                pipeline.set(question.key, question.token, nx=True, get=True, px=question.for_ms)
-            for question, old in zip(asked, await _bounded(pipeline.execute()), strict=True):
-                question.answer = old in (None, question.token)
-        except TransientFailure as error:
-            for question in asked:
-                question.answer = error
-        finally:
-            # Who asked for all was cancelled: the next in line asks again.
-            self._questions = [question for question in asked if question.answer is None] + self._questions
+    # ---- lease -------------------------------------------------------------------------------------------------
 
     async def hold_lease(self, name: str, holder: str, *, for_s: float) -> str:
         """Take or renew the lease; returns who holds it now."""

@@ -30,12 +30,14 @@ def reduce_shard(
         for values, count, is_taken in zip(clipped, counts, gates.agreeing(slices), strict=True)
         if is_taken
     ]
-    # starts from the first product, not from zeros: 0.0 + -0.0 would lose the sign of a negative zero
-    total = np.multiply(taken[0][0], float(taken[0][1]), dtype=np.float64)
-    for values, count in taken[1:]:
-        product = np.multiply(values, float(count), dtype=np.float64)
-        np.add(total, product, out=total)
-    return (total / float(sum(count for _, count in taken))).astype(np.float32)
+    mean = np.empty_like(taken[0][0])
+    for block in gates.blocks(mean.size):
+        # starts from the first product, not from zeros: 0.0 + -0.0 would lose the sign of a negative zero
+        total = np.multiply(taken[0][0][block], float(taken[0][1]), dtype=np.float64)
+        for values, count in taken[1:]:
+            total += np.multiply(values[block], float(count), dtype=np.float64)
+        mean[block] = total / float(sum(count for _, count in taken))
+    return mean
 
 
 def _check(slices: Sequence[npt.NDArray[np.float32]], num_batches: Sequence[int]) -> None:

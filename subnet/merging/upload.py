@@ -66,7 +66,7 @@ def to_vector(data: bytes, num_elements: int) -> npt.NDArray[np.float32]:
     if len(data) != num_elements * ITEM_BYTES:
         raise ProtocolViolation(f"{len(data)} bytes where {num_elements} float32 values are expected")
     vector = np.frombuffer(data, dtype=_WIRE_FLOAT).astype(np.float32, copy=False)
-    # a comparison with NaN is false, so this refuses NaN and Inf too
-    if not bool(np.all(np.abs(vector) <= MAX_ABS)):
+    # the least and the largest of values with NaN among them are NaN, and a comparison with it is false
+    if not (np.min(vector, initial=0.0) >= -MAX_ABS and np.max(vector, initial=0.0) <= MAX_ABS):
         raise ProtocolViolation(f"a pseudo-gradient holds values that are not finite or exceed {MAX_ABS:g}")
     return vector

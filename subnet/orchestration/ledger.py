@@ -27,8 +27,8 @@ from subnet.types import (
 GENESIS_HEAD = digest(b"strata/ledger/1")
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="fact", tag=True):
-    """Base of what the ledger records; the class name is the tag."""
+class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="fact", tag=True, gc=False):
+    """Base of what the ledger records; the class name is the tag. No fact is part of a cycle (types.Record)."""
 
 
 class RunCreated(Fact, frozen=True):
@@ -331,7 +331,7 @@ AnyFact = (
 )  # fmt: skip
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One recorded fact: its place in the run's whole record, when (unix s), what, and the head after it."""
 
     seq: int

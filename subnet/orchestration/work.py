@@ -234,7 +234,7 @@ def _is_seen_before(turn: Turn, sender: Hotkey, receipt: Receipt, *, is_last: bo
     if turn.config.model.bottleneck is Bottleneck.K0 or (receipt.direction is Direction.BACKWARD and is_last):
         return False
     seen = turn.state.current.work[sender].seen_inputs
-    return seen.setdefault((receipt.direction, receipt.input_digest), receipt.sample) != receipt.sample
+    return seen.setdefault((receipt.direction.value, receipt.input_digest), receipt.sample) != receipt.sample
 
 
 def _note_repeated(turn: Turn, sender: Hotkey, receipt: Receipt, *, is_last: bool) -> None:
@@ -243,7 +243,7 @@ def _note_repeated(turn: Turn, sender: Hotkey, receipt: Receipt, *, is_last: boo
     work = current.work[sender]
     if is_loss or receipt.output_digest == NO_DIGEST or turn.config.model.bottleneck is Bottleneck.K0:
         return
-    first = work.seen_outputs.setdefault((receipt.direction, receipt.output_digest), receipt.sample)
+    first = work.seen_outputs.setdefault((receipt.direction.value, receipt.output_digest), receipt.sample)
     if first == receipt.sample or work.has_repeated:
         return
     work.has_repeated = True

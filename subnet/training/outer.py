@@ -51,7 +51,8 @@ def encode_snapshot(params_P: Vector, momentum_P: Vector) -> bytes:
     if params_P.shape != momentum_P.shape:
         raise ValueError(f"params {params_P.shape} and momentum {momentum_P.shape} have different shapes")
     head = _head(params_P.size)
-    return b"".join([head, *(vector.astype(_WIRE_FLOAT, copy=False).tobytes() for vector in (momentum_P, params_P))])
+    vectors = (np.ascontiguousarray(vector, dtype=_WIRE_FLOAT).data for vector in (momentum_P, params_P))
+    return b"".join([head, *vectors])
 
 
 def decode_snapshot(data: bytes, num_elements: int) -> tuple[Vector, Vector]:

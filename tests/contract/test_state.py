@@ -136,30 +136,6 @@ async def test_appends_go_on_while_a_state_is_stored(store: StateStore) -> None:
     assert await entries(store, after=1) == [b"%d" % number for number in range(30)]
 
 
-async def test_a_key_is_new_once_until_its_time_is_over(store: StateStore) -> None:
-    assert await store.remember_once("nonce:a:1", for_s=60)
-    assert not await store.remember_once("nonce:a:1", for_s=60)
-    assert await store.remember_once("nonce:a:2", for_s=0.05)
-    assert await store.remember_once("nonce:b:1", for_s=60)
-    async with asyncio.timeout(5):
-        while not await store.remember_once("nonce:a:2", for_s=0.05):
-            await CLOCK.sleep(0.01)
-
-
-async def test_of_many_at_once_one_is_first(store: StateStore) -> None:
-    answers = await asyncio.gather(*(store.remember_once("nonce", for_s=60) for _ in range(40)))
-    assert sorted(answers) == [False] * 39 + [True]
-
-
-async def test_a_cancelled_question_takes_no_other_with_it(store: StateStore) -> None:
-    questions = [asyncio.create_task(store.remember_once(f"nonce {number}", for_s=60)) for number in range(20)]
-    await CLOCK.sleep(0)
-    for cancelled in (0, 7):
-        questions[cancelled].cancel()
-    answers = await asyncio.gather(*questions, return_exceptions=True)
-    assert [answer for number, answer in enumerate(answers) if number not in (0, 7)] == [True] * 18
-
-
 async def test_a_lease_has_one_holder(store: StateStore) -> None:
     assert await store.hold_lease("leader", "one", for_s=60) == "one"
     assert await store.hold_lease("leader", "two", for_s=60) == "one"
@@ -414,7 +390,6 @@ async def test_a_server_that_is_gone_is_transient(tmp_path: Path, monkeypatch: p
             entries(store),
             store.put_state(StoredState(at_record=1, data=b"")),
             store.get_state(),
-            store.remember_once("k", for_s=1),
             store.hold_lease("l", "h", for_s=1),
             store.release_lease("l", "h"),
         ):

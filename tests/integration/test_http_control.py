@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from subnet import wire
 from subnet.adapters import routes
-from subnet.adapters.auth import KeypairSigner, RequestSigner
+from subnet.adapters.auth import MAX_AHEAD_S, KeypairSigner, RequestSigner
 from subnet.adapters.blobs import HttpBlobs
 from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control, mount_public, mount_status
 from subnet.adapters.listener import Listener, ListenLimits
-from subnet.adapters.memory import MemoryStateStore
 from subnet.adapters.system import SystemClock
 from subnet.errors import Backpressure, InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.types import Epoch, Hotkey
@@ -57,9 +56,11 @@ async def get(session: aiohttp.ClientSession, url: str, *, limit_bytes: int) -> 
 
 
 @contextlib.asynccontextmanager
-async def serving(limits: ListenLimits | None = None) -> AsyncIterator[tuple[Orchestrator, Listener, str]]:
+async def serving(
+    limits: ListenLimits | None = None, *, taken_over_s: float = 0.0
+) -> AsyncIterator[tuple[Orchestrator, Listener, str]]:
     orchestrator, listener = Orchestrator(), Listener(limits)
-    mount_control(listener, orchestrator.handle, receiver=OWNER.hotkey, memory=MemoryStateStore(CLOCK), clock=CLOCK)
+    mount_control(listener, orchestrator.handle, receiver=OWNER.hotkey, clock=CLOCK, taken_over_s=taken_over_s)
     mount_public(listener, orchestrator.read)
     mount_status(listener, health=lambda: {"role": "orchestrator"}, metrics=lambda: b"strata_up 1\n")
     await listener.start("127.0.0.1", 0)
@@ -236,6 +237,16 @@ async def test_bad_requests_get_a_typed_answer() -> None:
 
 async def _reason(url: str, path: str) -> wire.ErrorBody:
     return (await _post(url, path, b"", {}))[1]
+
+
+async def test_right_after_a_takeover_a_request_is_signed_anew_until_it_is_taken() -> None:
+    taken_over_s = CLOCK.now() - MAX_AHEAD_S + 0.2
+    async with serving(taken_over_s=taken_over_s) as (orchestrator, _, url), open_session() as session:
+        status, error = await _post(url, _PATH, _BODY, _signed(_PATH, _BODY))
+        assert (status, error.code) == (401, "stale_request")
+        control = HttpControl(session, url, signer=MINER, orchestrator=OWNER.hotkey, clock=CLOCK)
+        assert await control.call(wire.UploadDone(epoch=Epoch(0))) == wire.Done()
+        assert len(orchestrator.asked) == 1
 
 
 async def test_a_request_sent_twice_byte_for_byte_is_a_replay() -> None:

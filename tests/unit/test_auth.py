@@ -1,13 +1,15 @@
 """Signatures and signed requests: what is accepted, and every way a stranger may bend them."""
 
+from typing import Any
+
 import pytest
 from bittensor import http_auth
 from bittensor.sp_core import ss58_encode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subnet.adapters.auth import AUTH_CODES, KeypairSigner, RequestSigner, verify_request
-from subnet.adapters.memory import ManualClock, MemoryStateStore, ReplayMemory
+from subnet.adapters.auth import AUTH_CODES, MAX_AHEAD_S, KeypairSigner, RequestSigner, verify_request
+from subnet.adapters.memory import ManualClock, ReplayMemory
 from subnet.errors import Refused
 from subnet.types import Hotkey
 
@@ -46,10 +48,22 @@ def test_one_key_has_one_spelling() -> None:
 
 
 async def _verify(
-    headers: dict[str, str], clock: ManualClock, *, body: bytes = b"{}", path: str = "/v1/x?y=1"
+    headers: dict[str, str],
+    clock: ManualClock,
+    *,
+    body: bytes = b"{}",
+    path: str = "/v1/x?y=1",
+    signed_after_s: float = 0.0,
 ) -> Hotkey:
     return await verify_request(
-        headers, body, method="POST", path=path, receiver=BOB.hotkey, memory=ReplayMemory(clock), now=clock.now()
+        headers,
+        body,
+        method="POST",
+        path=path,
+        receiver=BOB.hotkey,
+        memory=ReplayMemory(clock),
+        now=clock.now(),
+        signed_after_s=signed_after_s,
     )
 
 
@@ -60,9 +74,9 @@ async def test_a_signed_request_names_its_sender(signer: KeypairSigner) -> None:
     assert await _verify(headers, clock) == signer.hotkey
 
 
-async def _code(headers: dict[str, str], clock: ManualClock, *, body: bytes = b"{}", path: str = "/v1/x?y=1") -> str:
+async def _code(headers: dict[str, str], clock: ManualClock, **given: Any) -> str:
     with pytest.raises(Refused) as refused:
-        await _verify(headers, clock, body=body, path=path)
+        await _verify(headers, clock, **given)
     assert refused.value.code in AUTH_CODES
     return refused.value.code
 
@@ -117,11 +131,32 @@ async def test_another_spelling_of_the_key_is_refused() -> None:
 
 async def test_a_replayed_nonce_is_refused_and_each_attempt_has_its_own() -> None:
     clock = ManualClock()
-    store = MemoryStateStore(clock)
+    memory = ReplayMemory(clock)
     signer = RequestSigner(ALICE, clock)
     first, second = (signer.headers("POST", "/", receiver=BOB.hotkey) for _ in range(2))
     for headers in (first, second):
-        await verify_request(headers, b"", method="POST", path="/", receiver=BOB.hotkey, memory=store, now=clock.now())
+        await verify_request(headers, b"", method="POST", path="/", receiver=BOB.hotkey, memory=memory, now=clock.now())
     with pytest.raises(Refused) as refused:
-        await verify_request(first, b"", method="POST", path="/", receiver=BOB.hotkey, memory=store, now=clock.now())
+        await verify_request(first, b"", method="POST", path="/", receiver=BOB.hotkey, memory=memory, now=clock.now())
     assert refused.value.code == "replayed_request"
+
+
+async def test_a_key_is_new_once_until_its_time_is_over() -> None:
+    clock = ManualClock()
+    memory = ReplayMemory(clock)
+    assert [await memory.remember_once(key, for_s=60) for key in ("a", "b", "a")] == [True, True, False]
+    await clock.sleep(60)
+    assert await memory.remember_once("a", for_s=60)
+    assert not await memory.remember_once("a", for_s=60)
+
+
+async def test_what_a_process_before_this_one_may_have_taken_is_stale() -> None:
+    """The clock of who signed may be ahead by MAX_AHEAD_S; what is signed later than that was never taken."""
+    clock = ManualClock()
+    signer = RequestSigner(ALICE, ManualClock(clock.now() + MAX_AHEAD_S))
+    taken, fresh = (signer.headers("POST", "/v1/x?y=1", receiver=BOB.hotkey, body=b"{}") for _ in range(2))
+    assert await _verify(taken, clock) == ALICE.hotkey
+    signed_after_s = clock.now() + MAX_AHEAD_S
+    await clock.sleep(0.5)
+    assert await _code(taken, clock, signed_after_s=signed_after_s) == "stale_request"
+    assert await _verify(fresh, clock, signed_after_s=signed_after_s) == ALICE.hotkey

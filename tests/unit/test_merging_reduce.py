@@ -163,3 +163,26 @@ def test_the_tree_sum_adds_in_its_fixed_order() -> None:
 def test_what_cannot_be_merged_is_refused(slices: list[Vector], counts: list[int]) -> None:
     with pytest.raises(ProtocolViolation):
         reduce_shard(slices, counts, MERGE)
+
+
+@pytest.mark.parametrize("num_rows", range(1, 41))
+def test_the_median_of_rows_is_that_of_each_coordinate(num_rows: int) -> None:
+    rows = np.random.default_rng(num_rows).integers(-9, 9, (num_rows, 500)).astype(np.float32)
+    assert np.array_equal(gates.coordinate_median(list(rows)), np.median(rows.astype(np.float64), axis=0))
+
+
+def test_an_inner_product_adds_blocks_and_then_one_tree() -> None:
+    values = np.random.default_rng(0).standard_normal(2 * gates.BLOCK + 5).astype(np.float32)
+    squares = values.astype(np.float64) ** 2
+    one, two, rest = squares[: gates.BLOCK], squares[gates.BLOCK : -5], squares[-5:]
+    added = one + two
+    added[:5] += rest
+    assert gates.dot(values, values) == gates.tree_sum(added)
+    assert gates.dot(values, values) == pytest.approx(math.fsum(squares), rel=1e-13)
+
+
+def test_a_shard_of_several_blocks_merges_like_its_parts() -> None:
+    slices, counts = honest(5, 2 * gates.BLOCK + 5), [10, 12, 9, 11, 10]
+    whole = reduce_shard(slices, counts, UNGATED)
+    parts = [reduce_shard([values[block] for values in slices], counts, UNGATED) for block in gates.blocks(whole.size)]
+    assert whole.tobytes() == b"".join(part.tobytes() for part in parts)

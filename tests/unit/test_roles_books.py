@@ -3,7 +3,16 @@
 import msgspec
 import pytest
 
-from neurons.roles.books import ACKS_KEPT, EPOCHS_KEPT, PROGRESS, Books, ack_name, checkpoint_name, evidence_name
+from neurons.roles.books import (
+    ACKS_KEPT,
+    EPOCHS_KEPT,
+    PROGRESS,
+    Attested,
+    Books,
+    ack_name,
+    checkpoint_name,
+    evidence_name,
+)
 from subnet import receipts, wire
 from subnet.adapters.memory import MemoryDisk
 from subnet.frames import digest
@@ -32,7 +41,7 @@ def receipt(sample: int, direction: Direction = Direction.FORWARD, payload: byte
 
 async def segment(mine: Books, first: int, *, data: bytes) -> None:
     for direction in (Direction.FORWARD, Direction.BACKWARD):
-        mine.record(receipt(first, direction, b"%d" % first), b"%d" % first)
+        mine.record(receipt(first, direction, b"%d" % first), Attested.of(b"%d" % first))
     await mine.checkpoint(data, num_steps=len(mine.checkpoints))
 
 
@@ -59,8 +68,8 @@ async def test_a_chain_grows_and_is_acknowledged() -> None:
     assert mine.unacked() is None
     first = receipts.first_head("run", Epoch(0), ME)
     assert mine.head == first
-    mine.record(receipt(0), b"in")
-    mine.record(receipt(0, Direction.BACKWARD), b"in")
+    mine.record(receipt(0), Attested.of(b"in"))
+    mine.record(receipt(0, Direction.BACKWARD), Attested.of(b"in"))
     request = mine.unacked()
     assert request is not None
     assert (request.num_before, len(request.receipts), mine.num_batches) == (0, 2, 1)
@@ -79,7 +88,7 @@ async def test_a_process_that_was_killed_goes_on_from_its_newest_checkpoint() ->
     await segment(mine, 0, data=b"one")
     await segment(mine, 1, data=b"two")
     kept = (mine.head, mine.num_receipts, mine.num_batches, list(mine.checkpoints))
-    mine.record(receipt(9), b"lost with the process")
+    mine.record(receipt(9), Attested.of(b"lost with the process"))
     again = books(disk)
     progress = await again.progress()
     assert progress is not None and progress.epoch == 0

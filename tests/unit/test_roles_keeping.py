@@ -8,9 +8,10 @@ import pytest
 
 from neurons.exit_codes import ExitCode, exit_code_of
 from neurons.roles.orchestrator import Orchestrator
+from neurons.roles.ports import OrchestratorPorts
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
-from subnet.adapters.memory import MemoryBlobStore, MemoryStateStore
+from subnet.adapters.memory import InlineCompute, MemoryBlobStore, MemoryStateStore
 from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
 from subnet.errors import DamagedState, InvariantBroken, OtherVersion, StrataError, TransientFailure
 from subnet.orchestration import stored
@@ -73,11 +74,14 @@ class Machine:
 
         orchestrator = Orchestrator(
             config=CONFIG,
-            signer=OWNER,
-            store=self.store,
-            blobs=self.blobs,
-            chain=self.chain.view(OWNER.hotkey),
-            clock=self.clock,
+            ports=OrchestratorPorts(
+                signer=OWNER,
+                store=self.store,
+                blobs=self.blobs,
+                chain=self.chain.view(OWNER.hotkey),
+                compute=InlineCompute(),
+                clock=self.clock,
+            ),
             discovery=wire.Discovery(u="u", r=run_id, v=wire.PROTOCOL_VERSION, c="c"),
             genesis=genesis,
         )

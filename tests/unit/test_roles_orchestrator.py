@@ -10,9 +10,10 @@ from incentives.config import IncentiveConfig
 from neurons.description import config_digest
 from neurons.init_run import create_run
 from neurons.roles.orchestrator import Orchestrator
+from neurons.roles.ports import OrchestratorPorts
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
-from subnet.adapters.memory import MemoryBlobStore, MemoryStateStore
+from subnet.adapters.memory import InlineCompute, MemoryBlobStore, MemoryStateStore
 from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
 from subnet.dashboard.views import RunView
 from subnet.errors import Refused, TransientFailure
@@ -51,11 +52,14 @@ class Desk:
         c = config_digest(CONFIG, IncentiveConfig(), corpus)
         self.orchestrator = Orchestrator(
             config=CONFIG,
-            signer=OWNER,
-            store=self.store,
-            blobs=self.blobs,
-            chain=self.chain.view(OWNER.hotkey),
-            clock=self.clock,
+            ports=OrchestratorPorts(
+                signer=OWNER,
+                store=self.store,
+                blobs=self.blobs,
+                chain=self.chain.view(OWNER.hotkey),
+                compute=InlineCompute(),
+                clock=self.clock,
+            ),
             discovery=wire.Discovery(u="u", r="run", v=wire.PROTOCOL_VERSION, c=c),
             genesis=lambda: genesis,
         )

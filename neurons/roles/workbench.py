@@ -44,6 +44,8 @@ class _Inbox:
     seen: dict[str, None] = field(default_factory=dict)
     activations: dict[Digest, SampleId] = field(default_factory=dict)
     """Each activation of the epoch, and the sample it came under."""
+    samples: dict[SampleId, None] = field(default_factory=dict)
+    """Every sample whose activation was taken in this epoch."""
 
 
 class Workbench:
@@ -127,11 +129,17 @@ class Workbench:
         self._activity.set()
 
     def _check_new(self, frame: Frame) -> None:
-        """An activation that came under another sample earns nothing, so no work is put into it. Raises Refused."""
+        """Work on what came before earns nothing, and a sample worked twice fails an audit. Raises Refused.
+
+        A sample comes again when a miner passed it on, died, and another was drawn in its place.
+        """
         sample = frame.header.lease.sample
+        if sample in self._inbox.samples:
+            raise Refused("repeated", f"sample {sample} came here before, from another miner: a third has to take it")
         first = self._inbox.activations.setdefault(frame.header.payload_digest, sample)
         if first != sample and self._config.model.bottleneck is not Bottleneck.K0:
             raise Refused("repeated", f"the same activation came under sample {first}: it would earn nothing")
+        self._inbox.samples[sample] = None
 
     def _require_epoch(self, epoch: Epoch) -> None:
         if epoch > self._epoch:

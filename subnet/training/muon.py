@@ -1,6 +1,6 @@
 """Muon whose orthogonalization runs in float32, which torch's own does in bfloat16 (DESIGN.md D80)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -31,9 +31,8 @@ class Muon(torch.optim.Muon):
         super().__init__(list(params), lr=lr, weight_decay=weight_decay, momentum=momentum)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # gradients are given, nothing is called for them
         """Update every param that has a gradient; `momentum_buffer` has to be in the state already."""
-        loss = None if closure is None else closure()
         for group in self.param_groups:
             rate, momentum = float(group["lr"]), float(group["momentum"])
             for param in group["params"]:
@@ -46,4 +45,3 @@ class Muon(torch.optim.Muon):
                 num_rows, num_columns = param.shape
                 param.mul_(1 - rate * float(group["weight_decay"]))
                 param.add_(update, alpha=-rate * max(1.0, num_rows / num_columns) ** 0.5)
-        return loss

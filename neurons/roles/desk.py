@@ -6,7 +6,7 @@ from subnet import receipts, wire
 from subnet.errors import Refused
 from subnet.orchestration import late, views
 from subnet.orchestration.events import DeleteObjects
-from subnet.orchestration.objects import object_key
+from subnet.orchestration.objects import is_digest, object_key
 from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock, Signer
 from subnet.types import BlobRef, Hotkey
@@ -76,7 +76,7 @@ class Desk:
             raise Refused(
                 "object", f"an object of kind {request.kind} has at most {limit} bytes, got {request.size_bytes}"
             )
-        if not re.fullmatch(r"[0-9a-f]{64}", request.digest):
+        if not is_digest(request.digest):
             raise Refused("object", "the digest is 64 lower-case hex digits of blake3")
         key = object_key(
             self.state.run_id,

@@ -7,7 +7,6 @@ request may claim is checked against the state: a frame goes from one miner to i
 import asyncio
 import contextlib
 import math
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from subnet.config import RunConfig
 from subnet.errors import Backpressure, Refused, TransientFailure
 from subnet.frames import payload_size
 from subnet.lanes import hop
-from subnet.orchestration.objects import object_key
+from subnet.orchestration.objects import is_digest, object_key
 from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock
 from subnet.types import BlobRef, Direction, FrameHeader, Hotkey
@@ -37,7 +36,6 @@ TICK_S = 0.25
 SWEEP_S = 1.0
 OPEN_PER_SAMPLE = 4
 """Frames of one sender that are not settled, for each sample it may hold open."""
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(slots=True)
@@ -137,7 +135,7 @@ class Relay:
         lease, config = header.lease, self._config
         if (header.shape, header.dtype) != (config.wire_shape, config.wire_dtype):
             raise Refused("frame", f"a frame of this run is {config.wire_dtype} {config.wire_shape}")
-        if not _DIGEST.fullmatch(header.payload_digest):
+        if not is_digest(header.payload_digest):
             raise Refused("frame", "the payload's digest is 64 lower-case hex digits of blake3")
         sample = self.state.current.samples.get(lease.sample)
         is_newest = sample is not None and msgspec.structs.replace(lease, signature="") == sample.lease

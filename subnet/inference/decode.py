@@ -42,6 +42,17 @@ def torch_dtype(name: str) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
+def cache_shape(served: ServedModel, stage: int, num_stages: int, dtype: torch.dtype) -> CacheShape:
+    """What a serving stage keeps of each position."""
+    model = served.run.model
+    return CacheShape(
+        num_layers=served.num_layers(stage, num_stages),
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.width // model.num_heads,
+        dtype=dtype,
+    )
+
+
 def frequencies(model: ModelConfig, scaling: RopeScaling | None) -> Tensor:
     """(E / 2,) angle of one position, in each pair of channels."""
     head_dim = model.width // model.num_heads
@@ -116,14 +127,8 @@ class StageRunner:
             module.load_state_dict(wanted, strict=True, assign=True)
             module.requires_grad_(False)
             self._modules.append(module)
-        model = run.model
-        self.cache_shape = CacheShape(
-            num_layers=served.num_layers(stage, num_stages),
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.width // model.num_heads,
-            dtype=self._dtype,
-        )
-        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies(model, served.rope)
+        self.cache_shape = cache_shape(served, stage, num_stages, self._dtype)
+        angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies(run.model, served.rope)
         both_halves = torch.cat((angles, angles), dim=-1)
         self._rope: Rope = (both_halves.cos().to(self._dtype), both_halves.sin().to(self._dtype))
 

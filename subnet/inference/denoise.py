@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from subnet.config import DiffusionContext
 from subnet.draws import seed_bytes
-from subnet.inference.cache import CacheShape, padded
-from subnet.inference.decode import ROWS, Span, attend, rotated
+from subnet.inference.cache import padded
+from subnet.inference.decode import ROWS, Span, attend, cache_shape, rotated
 from subnet.inference.served import ServedModel
 from subnet.inference.sweep import euler_step
 from subnet.model.blocks import DenoisingBlock, build_block
@@ -74,15 +74,9 @@ class DenoisingRunner:
         self._sigma_max = run.blocktrain.sigma_max
         self.is_single = run.blocktrain.context is DiffusionContext.SINGLE
         self._codebook_VD = torch.from_numpy(codebook(run))
-        model = run.model
-        self.cache_shape = CacheShape(
-            num_layers=served.num_layers(stage, num_stages),
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.width // model.num_heads,
-            dtype=torch.float32,
-        )
+        self.cache_shape = cache_shape(served, stage, num_stages, torch.float32)
         exponents = torch.arange(0, self.cache_shape.head_dim, 2, dtype=torch.float32) / self.cache_shape.head_dim
-        angles = torch.arange(max_positions + 1, dtype=torch.float32)[:, None] * (1.0 / model.rope_theta**exponents)
+        angles = torch.arange(max_positions + 1, dtype=torch.float32)[:, None] * (1.0 / run.model.rope_theta**exponents)
         both_halves = torch.cat((angles, angles), dim=-1)
         self._rope: Rope = (both_halves.cos(), both_halves.sin())
         self._modulations = self._modulate()

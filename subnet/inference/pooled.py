@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from subnet.config import RunConfig
-from subnet.inference.cache import CacheShape
-from subnet.inference.decode import Span, StageRunner, torch_dtype
+from subnet.inference.decode import Span, StageRunner, cache_shape, torch_dtype
 from subnet.inference.served import ServedModel
 from subnet.model.export import llama_name
 from subnet.model.partition import layers_of, param_shapes
@@ -37,12 +36,7 @@ class PooledRunner:
             named = _as_alone(run, each, params)
             self.runners.append(StageRunner(served.alone(each), 0, 1, named, max_positions=max_positions))
         self._num_pooled = run.training.num_stages
-        self.cache_shape = CacheShape(
-            num_layers=served.num_layers(stage, num_stages),
-            num_kv_heads=run.model.num_kv_heads,
-            head_dim=run.model.width // run.model.num_heads,
-            dtype=torch_dtype(served.dtype),
-        )
+        self.cache_shape = cache_shape(served, stage, num_stages, torch_dtype(served.dtype))
 
     @torch.no_grad()
     def run(self, spans: Sequence[Span], wanted: Sequence[int], received_RV: Tensor | None) -> Tensor:

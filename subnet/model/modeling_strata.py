@@ -8,6 +8,7 @@ Shapes: B batch, T tokens, D model width, K bottleneck width, V vocabulary. Betw
 rounded to bfloat16 as they were in training; the cut itself is computed in float32.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -140,20 +141,20 @@ class StrataBody(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
-class StrataCausal(LlamaPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]  # as above
+class StrataCausal(LlamaPreTrainedModel, GenerationMixin, ABC):  # type: ignore[no-untyped-call]  # as above
     """From ids to logits with transformers' cache; subclasses embed the ids, and make logits of them."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
 
+    @abstractmethod
     def embed(self, ids_BT: Tensor) -> Tensor:
         """(B, T) -> (B, T, D), where the first layer starts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logits(self, start_BTD: Tensor, ids_BT: Tensor, kept: slice | Tensor, attention: dict[str, Any]) -> Tensor:
         """From what `embed` gave and the ids -> (B, T, V) of the kept positions; `attention` is for every layer."""
-        raise NotImplementedError
 
     def forward(
         self,

@@ -4,7 +4,6 @@ Both copies of every shard are compared; where they differ, or one is missing, t
 to a vote and no first copy wins. The same holds for the outer step.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -23,13 +22,12 @@ from subnet.orchestration.events import (
 )
 from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted, UploadRejected
 from subnet.orchestration.membership import member_of
-from subnet.orchestration.objects import object_key
+from subnet.orchestration.objects import is_digest, object_key
 from subnet.orchestration.state import StageMerge, Turn, Work
 from subnet.orchestration.work import check_epoch
 from subnet.types import BlobRef, Digest, Direction, Hotkey, Phase, StageIndex
 
 SNAPSHOT_UPLOADERS = 2
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 """Digests become parts of keys in the blob store, so they are looked at before they are taken."""
 RECEIPTS_PER_UNIT = 8
 """Most receipts of a segment for each backward of its quota: two a pass and the steps, and room for dropped samples."""
@@ -92,7 +90,7 @@ def _check_commit(turn: Turn, sender: Hotkey, stage: StageIndex, request: wire.C
         raise Refused("checkpoint", "checkpoints must begin with the epoch's start and follow the chain in order")
     _check_segments(turn, work, request)
     digests = [checkpoint.digest for checkpoint in request.checkpoints]
-    if not all(_DIGEST.fullmatch(found) for found in (request.upload_digest, *request.chunk_digests, *digests)):
+    if not all(is_digest(found) for found in (request.upload_digest, *request.chunk_digests, *digests)):
         raise Refused("digest", "a digest is 64 lower-case hex digits of blake3")
     try:
         check_commitment(

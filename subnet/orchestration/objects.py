@@ -1,6 +1,15 @@
 """Where a run's objects lie in the blob store: keys are made by the orchestrator alone (trust.md 6)."""
 
+import re
+
 from subnet.types import Digest
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether a key may end in it: 64 lower-case hex digits, as of blake3."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, content: Digest) -> str:

@@ -110,6 +110,8 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
     hop = stage - lane.start
     if not 0 < hop < len(lane) or sample.lease.hops[hop - 1] != sender:
         raise Refused("lease", "only the miner before the hop that failed may ask for another")
+    if sample.credited[hop]:
+        raise Refused("lease", "that hop has done this sample's work and is credited for it")
     failed = sample.lease.hops[hop]
     edge = (sender, failed)
     current.reroutes[edge] = current.reroutes.get(edge, 0) + 1
@@ -132,6 +134,7 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
         attempt=attempt,
     )
     hops = (*sample.lease.hops[:hop], replaced, *sample.lease.hops[hop + 1 :])
+    sample.forward[hop] = sample.backward[hop] = None  # what the replaced miner attested earns the new one nothing
     return wire.Leases(leases=(_lease(turn, request.lease.sample, attempt=attempt, hops=hops),))
 
 
@@ -329,7 +332,8 @@ def _cut(turn: Turn, sender: Hotkey, work: Work, num_receipts: int) -> None:
     for number in void:
         del work.credited[number]
     for receipt in lost:
-        if receipt.sample in current.open_samples:
+        is_open = receipt.sample in current.open_samples
+        if is_open and sender in current.samples[receipt.sample].lease.hops:  # a receipt may name anybody's sample
             drop(turn, receipt.sample, "a miner that held it restarted")
     if void:
         _note_lost(turn, sender, len(void))

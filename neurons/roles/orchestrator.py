@@ -115,8 +115,10 @@ class Orchestrator:
         )
         self._sealed: list[Segment] = []
         """Segments that the keeper has not been given yet."""
-        self._desk = Desk(state=self.state, signer=ports.signer, blobs=ports.blobs, clock=ports.clock)
-        self._relay = Relay(config=config, state=self.state, blobs=ports.blobs, clock=ports.clock, wake=self._wake)
+        self._desk = Desk(state=lambda: self.state, signer=ports.signer, blobs=ports.blobs, clock=ports.clock)
+        self._relay = Relay(
+            config=config, state=lambda: self.state, blobs=ports.blobs, clock=ports.clock, wake=self._wake
+        )
         self._referee = Referee(config=config, ports=ports, run_id=lambda: self.state.run_id)
         self._inbox: asyncio.Queue[_Pending] = asyncio.Queue()
         self._inflight: dict[tuple[Hotkey, str], asyncio.Future[wire.Response]] = {}
@@ -252,7 +254,7 @@ class Orchestrator:
         """Rebuild the state from the stored one and the journal after it; returns what a crash may have left undone."""
         stored, num_events = await self._ports.store.get_state(), 0
         if stored is not None:
-            self.state = self._desk.state = self._relay.state = decode_state(stored.data)
+            self.state = decode_state(stored.data)
             self._refuse_other_run(self.state.run_id)
             self._announcer.note_sealed(self.state.ledger.num_segments, self.state.ledger.sealed_head)
         at_record = stored.at_record if stored is not None else 0

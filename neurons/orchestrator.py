@@ -150,6 +150,7 @@ async def _serve(node: OwnerNode, genesis: Created, leadership: Leadership, stop
             chain=node.chain,
             compute=node.compute,
             clock=node.clock,
+            may_lead=leadership.may_lead,
         ),
         discovery=_discovery(node, genesis),
         genesis=lambda: genesis,

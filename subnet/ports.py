@@ -112,7 +112,7 @@ class Journal(Protocol):
         """Write and flush all of `entries`, in order; after the return they MUST survive SIGKILL of everything.
 
         Returns the number of the record that holds them, counted from 1; 0 when there were none. A writer that has not read
-        what another wrote MUST be found, also when it was trimmed since: raises InvariantBroken.
+        what another wrote MUST be found, also when it was trimmed since: raises Superseded.
         """
         ...
 
@@ -127,7 +127,7 @@ class Journal(Protocol):
         """Replace the stored state and trim the journal up to its record; whatever is killed, one of the two MUST be whole.
 
         A reader MUST find the old state and every record after it, or the new state and every record after that. Raises
-        InvariantBroken when a newer state is there: another process has written it.
+        Superseded when a newer state is there: another process has written it.
         """
         ...
 

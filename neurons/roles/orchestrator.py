@@ -105,7 +105,7 @@ class Orchestrator:
         self._config = config
         self._ports = ports
         self._genesis = genesis
-        self._announcer = Announcer(chain=ports.chain, clock=ports.clock, discovery=discovery)
+        self._announcer = Announcer(ports=ports, discovery=discovery)
         self._watch = _Watch()
         self._keeper = Keeper(
             journal=ports.store,
@@ -165,6 +165,7 @@ class Orchestrator:
     def _require_ready(self) -> None:
         if not self.is_ready.is_set():
             raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
+        self._ports.require_lead()
 
     async def _ask(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Put a request through the state machine; a repeat that arrives meanwhile waits for the same answer."""
@@ -216,6 +217,7 @@ class Orchestrator:
             self._submit(HeardFrom(at_s=self._ports.clock.now(), hotkey=sender, is_live=True))
         deadline = self._ports.clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
         while True:
+            self._require_ready()
             changed = self._changed
             view = views.directive(self.state, sender, has_frames=self._relay.is_calling(sender))
             left_s = deadline - self._ports.clock.now()
@@ -328,6 +330,7 @@ class Orchestrator:
         await until_done(lambda: self._once(effect), name=type(effect).__name__, clock=self._ports.clock)
 
     async def _once(self, effect: AnyEffect) -> None:
+        self._ports.require_lead()
         match effect:
             case CommitRoot():
                 self._announcer.note_root(*self.state.newest_root)

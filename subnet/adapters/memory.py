@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url, split_url
 from subnet.adapters.system import check_name
-from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import NotFound, ProtocolViolation, Refused, Superseded, TransientFailure
 from subnet.frames import digest
 from subnet.ports import Clock, StoredState
 from subnet.types import BlobRef
@@ -116,12 +116,10 @@ class MemoryStateStore:
                 yield entry
 
     async def put_state(self, state: StoredState) -> None:
-        """Replace the stored state and trim the journal up to its record. Raises InvariantBroken when a newer one is there."""
+        """Replace the stored state and trim the journal up to its record. Raises Superseded when a newer one is there."""
         await self._flush()
         if self._stored is not None and self._stored.at_record > state.at_record:
-            raise InvariantBroken(
-                f"a state as of record {self._stored.at_record} is stored already: another process wrote it"
-            )
+            raise Superseded(f"another process has stored the state as of record {self._stored.at_record}")
         self._stored = state
         self._records = {number: entries for number, entries in self._records.items() if number > state.at_record}
 

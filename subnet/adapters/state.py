@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import redis.asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
-from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+from subnet.errors import InvalidConfig, InvariantBroken, Superseded, TransientFailure
 from subnet.ports import StoredState
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class RedisStateStore:
     async def append(self, entries: list[bytes]) -> int:
         """Write and flush all of `entries` as one record, in the order of the calls; returns its number, 0 for none.
 
-        Raises TransientFailure: call again with the same entries. InvariantBroken: another process writes this journal.
+        Raises TransientFailure: call again with the same entries. Superseded: another process writes this journal.
         """
         if not entries:
             return 0
@@ -116,8 +116,9 @@ class RedisStateStore:
                 raise TransientFailure("the state store has not flushed its journal to disk in time")
         if isinstance(added, ResponseError) and "equal or smaller" in str(added):
             if await self._entries_at(at) != entries:
-                raise InvariantBroken(
-                    f"another process has written to journal {self._journal}: stop one of the two orchestrators"
+                raise Superseded(
+                    f"another process has written record {at} of journal {self._journal}: it leads this run now, and nothing "
+                    "of this one's was added. Started again, this orchestrator stands by for it"
                 )
         elif isinstance(added, Exception):
             raise added
@@ -173,7 +174,7 @@ class RedisStateStore:
     async def put_state(self, state: StoredState) -> None:
         """Replace the stored state and trim the journal up to its record, both at once; appends go on meanwhile.
 
-        Raises TransientFailure: call again. InvariantBroken: another process has stored a newer state.
+        Raises TransientFailure: call again. Superseded: another process has stored a newer state.
         """
         pieces = [b"%d" % state.at_record]
         pieces += [state.data[at : at + _PIECE_BYTES] for at in range(0, len(state.data), _PIECE_BYTES)]
@@ -187,9 +188,9 @@ class RedisStateStore:
         evaluated = self._redis.eval(_STORE, 3, place, self._state, self._journal, *arguments)
         newest = int(await _bounded(cast("Awaitable[int]", evaluated)))
         if newest > state.at_record:
-            raise InvariantBroken(
-                f"a state as of record {newest} of journal {self._journal} is stored already, this one is as of record "
-                f"{state.at_record}: another process leads this run, stop one of the two orchestrators"
+            raise Superseded(
+                f"another process has stored the state as of record {newest} of journal {self._journal}, newer than this one's "
+                f"as of record {state.at_record}: it leads this run now. Started again, this orchestrator stands by for it"
             )
 
     async def get_state(self) -> StoredState | None:

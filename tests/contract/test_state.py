@@ -15,7 +15,7 @@ from subnet.adapters.embedded_store import EmbeddedStore, find_embedded, start_e
 from subnet.adapters.memory import MemoryStateStore
 from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
-from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+from subnet.errors import InvalidConfig, InvariantBroken, Superseded, TransientFailure
 from subnet.ports import StateStore, StoredState
 
 CLOCK = SystemClock()
@@ -121,7 +121,7 @@ async def test_a_state_stored_twice_is_stored_once_and_an_older_one_is_not(store
         await store.append([b"%d" % number])
     for _ in range(2):
         await store.put_state(StoredState(at_record=2, data=b"2"))
-    with pytest.raises(InvariantBroken, match="another process"):
+    with pytest.raises(Superseded, match="another process"):
         await store.put_state(StoredState(at_record=1, data=b"1"))
     assert await store.get_state() == StoredState(at_record=2, data=b"2")
     assert await entries(store, after=2) == [b"2"]
@@ -202,7 +202,7 @@ async def test_a_second_writer_of_one_journal_stops(server: EmbeddedStore) -> No
     async with opened(server, "two") as one, opened(server, "two") as two:
         assert await entries(one) == await entries(two) == []
         await one.append([b"one"])
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await two.append([b"two"])
         assert await entries(one) == [b"one"]
 
@@ -214,9 +214,9 @@ async def test_a_second_writer_is_found_after_a_trim_too(server: EmbeddedStore) 
         assert await entries(two) == [b"one"]
         assert await one.append([b"two"]) == 2
         await one.put_state(StoredState(at_record=2, data=b""))
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await two.append([b"late"])
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await two.put_state(StoredState(at_record=1, data=b"late"))
         assert await one.append([b"three"]) == 3
         assert await entries(one, after=2) == [b"three"]
@@ -248,7 +248,7 @@ async def test_numbers_go_on_when_the_server_was_killed_with_everything_trimmed(
         late._next_id = 2
         assert await store.get_state() == StoredState(at_record=2, data=LARGE)
         assert await entries(store, after=2) == []
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await late.append([b"another b"])
         assert await store.append([b"c"]) == 3
     second.stop()

@@ -8,23 +8,18 @@ import pytest
 
 from neurons.exit_codes import ExitCode, exit_code_of
 from neurons.roles.orchestrator import Orchestrator
-from neurons.roles.ports import OrchestratorPorts
 from subnet import wire
-from subnet.adapters.auth import KeypairSigner
-from subnet.adapters.memory import InlineCompute, MemoryBlobStore, MemoryStateStore
-from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
-from subnet.errors import DamagedState, InvariantBroken, OtherVersion, StrataError, TransientFailure
+from subnet.adapters.memory import MemoryBlobStore
+from subnet.errors import DamagedState, OtherVersion, StrataError, Superseded, TransientFailure
 from subnet.orchestration import stored
 from subnet.orchestration.events import Created, encode_event
 from subnet.orchestration.segments import encode_segment, segment_key
 from subnet.orchestration.state import State
 from subnet.orchestration.stored import encode_state
 from subnet.ports import StoredState
-from subnet.sim.loop import VirtualClock
 from subnet.sim.loop import run as run_in_virtual_time
 from tests.unit.orchestration import CONFIG, MINERS, RUN, Run
-
-OWNER = KeypairSigner.from_uri("//owner", deterministic=True)
+from tests.unit.orchestrators import World, killed
 
 
 class AwayBlobs(MemoryBlobStore):
@@ -38,14 +33,12 @@ class AwayBlobs(MemoryBlobStore):
         await super().put(key, data)
 
 
-class Machine:
+class Machine(World):
     """The stores of one run, in which orchestrators start and are killed. Nobody is registered: what happened is in `run`."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.store = MemoryStateStore(self.clock)
-        self.blobs = AwayBlobs(self.clock)
-        self.chain = MemoryChainState(self.clock, MemoryChainConfig(block_time_s=1.0), owner_hotkey=OWNER.hotkey)
+        super().__init__()
+        self.blobs: AwayBlobs = AwayBlobs(self.clock)
         self.run = Run()
         self.run.begin(*MINERS)
         self.run.train()
@@ -72,19 +65,7 @@ class Machine:
         def genesis() -> Created:
             raise AssertionError("the run exists")
 
-        orchestrator = Orchestrator(
-            config=CONFIG,
-            ports=OrchestratorPorts(
-                signer=OWNER,
-                store=self.store,
-                blobs=self.blobs,
-                chain=self.chain.view(OWNER.hotkey),
-                compute=InlineCompute(),
-                clock=self.clock,
-            ),
-            discovery=wire.Discovery(u="u", r=run_id, v=wire.PROTOCOL_VERSION, c="c"),
-            genesis=genesis,
-        )
+        orchestrator = self.orchestrator(CONFIG, run_id=run_id, genesis=genesis)
         task = asyncio.create_task(orchestrator.run())
         await self.clock.sleep(0.1)
         if task.done():
@@ -92,8 +73,7 @@ class Machine:
         yield orchestrator
         if task.done():
             await task
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await killed(task)
 
 
 def with_machine(story: Callable[[Machine], Awaitable[None]]) -> None:
@@ -218,6 +198,6 @@ def test_a_newer_state_than_ones_own_ends_the_process() -> None:
                 machine.blobs.is_away = False
                 await machine.clock.sleep(5.0)
                 assert not orchestrator.state.posted
-        assert found.group_contains(InvariantBroken, match="another process")
+        assert found.group_contains(Superseded, match="another process")
 
     with_machine(story)

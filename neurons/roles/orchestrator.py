@@ -146,6 +146,8 @@ class Orchestrator:
     async def handle(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Answer one verified request. Raises Refused, ProtocolViolation, TransientFailure."""
         self._require_ready()
+        if not self.state.knows(sender):  # not journaled: keys cost nothing, and every answer is kept
+            raise Refused("not-registered", f"{sender} is not registered on the subnet: register it, then start again")
         self._heard[sender] = self._ports.clock.now()
         request = envelope.request
         match request:

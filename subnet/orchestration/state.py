@@ -273,6 +273,10 @@ class State:
         """Those of `validators` that were heard of lately."""
         return [validator for validator in self.validators if self.auditors[validator]]
 
+    def knows(self, hotkey: Hotkey) -> bool:
+        """Whether a key is registered, or was when it joined or enlisted."""
+        return hotkey in self.registered or hotkey in self.members or hotkey in self.auditors
+
     def live_roster(self, stage: int) -> list[Hotkey]:
         """Miners of the epoch's roster of a stage that are live there and not banned, in the roster's order."""
         return [hotkey for hotkey in self.current.roster[stage] if self.is_at_work(hotkey, stage)]

@@ -186,6 +186,21 @@ def test_what_another_put_over_the_record_on_chain_does_not_stay() -> None:
     with_desk(story)
 
 
+def test_keys_that_cost_nothing_leave_nothing_behind() -> None:
+    """Anybody can draw keys and sign; only a registration has a price."""
+
+    async def story(desk: Desk) -> None:
+        assert desk.started is not None
+        for number in range(3):
+            with pytest.raises(Refused) as found:
+                await desk.ask(JOIN, sender=Hotkey(f"drawn-{number}"))
+            assert found.value.code == "not-registered"
+        assert not any(b"drawn" in entry for entry in await desk.journal())
+        assert not desk.started.state.answers and not desk.started._heard
+
+    with_desk(story)
+
+
 def test_a_silent_miner_is_routed_around_and_welcome_back() -> None:
     async def story(desk: Desk) -> None:
         await desk.ask(JOIN)

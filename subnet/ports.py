@@ -81,7 +81,7 @@ class BlobStore(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove; a key that is not there is no error."""
+        """Remove; a key that is not there is no error. Raises TransientFailure."""
         ...
 
     async def delete_under(self, prefix: str) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from subnet import receipts, wire
 from subnet.errors import Refused
-from subnet.orchestration import late, views
-from subnet.orchestration.events import DeleteObjects
+from subnet.orchestration import late, retention, views
+from subnet.orchestration.events import DeleteObjects, ObjectsDeleted
 from subnet.orchestration.objects import is_digest, object_key
 from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock, Signer
@@ -71,9 +71,9 @@ class Desk:
             raise Refused(
                 "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
             )
-        if not 0 <= request.epoch <= self._state.epoch:
+        if not 0 <= request.epoch <= self._state.epoch or not retention.is_kept(self._state, request.epoch):
             raise Refused(
-                "object", f"epoch {self._state.epoch} is being worked on; objects belong to it or to one before"
+                "object", f"epoch {self._state.epoch} is being worked on; objects belong to it or to a recent one"
             )
         stage = self._state.members[sender].stage
         limit = BASE_LIMIT_BYTES + UPLOAD_KINDS[request.kind] * 4 * self._state.num_elements[stage]
@@ -106,12 +106,13 @@ class Desk:
             urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
         )
 
-    async def delete(self, effect: DeleteObjects) -> None:
+    async def delete(self, effect: DeleteObjects) -> ObjectsDeleted:
         """Remove what nobody needs any more. Raises TransientFailure."""
         for key in effect.keys:
             await self._blobs.delete(key)
         for folder in effect.folders:
             await self._blobs.delete_under(folder)
+        return ObjectsDeleted(at_s=self._clock.now(), epoch=effect.epoch)
 
     def _is_key(self, key: str) -> bool:
         return key.startswith(f"runs/{self._state.run_id}/") and _KEY.fullmatch(key) is not None

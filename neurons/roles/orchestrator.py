@@ -345,7 +345,7 @@ class Orchestrator:
             case RefereeOuter():
                 self._submit(await self._referee.outer(effect))
             case DeleteObjects():
-                await self._desk.delete(effect)
+                self._submit(await self._desk.delete(effect))
             case Answer() | Wake() | StoreSegment():
                 pass
             case _:

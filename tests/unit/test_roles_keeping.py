@@ -26,11 +26,17 @@ class AwayBlobs(MemoryBlobStore):
     """A blob store that cannot be reached for a while."""
 
     is_away = False
+    deletes_nothing = False
 
     async def put(self, key: str, data: bytes) -> None:
         if self.is_away:
             raise TransientFailure("away")
         await super().put(key, data)
+
+    async def delete_under(self, prefix: str) -> None:
+        if self.deletes_nothing:
+            raise TransientFailure("away")
+        await super().delete_under(prefix)
 
 
 class Machine(World):
@@ -117,6 +123,27 @@ def test_the_state_waits_for_the_segments_before_it() -> None:
         async with machine.started():
             assert await machine.store.get_state() is not None
             assert await machine.blobs.size(segment_key(RUN, 0)) is not None
+
+    with_machine(story)
+
+
+def test_what_was_to_be_deleted_when_the_orchestrator_was_killed_is_deleted_by_the_next() -> None:
+    """The state was stored meanwhile, and the events that asked for it are gone from the journal."""
+
+    async def story(machine: Machine) -> None:
+        frame = f"runs/{RUN}/e0/frame/m1/f1"
+        await machine.blobs.put(frame, b"payload")
+        await machine.write_journal()
+        machine.blobs.deletes_nothing = True
+        async with machine.started() as first:
+            await machine.clock.sleep(5.0)
+            assert list(first.state.deletions) == [0]
+        assert await machine.store.get_state() is not None
+        assert await machine.blobs.size(frame) is not None
+        machine.blobs.deletes_nothing = False
+        async with machine.started() as second:
+            await machine.clock.sleep(5.0)
+            assert await machine.blobs.size(frame) is None and not second.state.deletions
 
     with_machine(story)
 

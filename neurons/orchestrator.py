@@ -75,7 +75,7 @@ async def _genesis(node: OwnerNode) -> Created | None:
         return None
     try:
         event = decode_event(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StartupRefused(
             f"{node.config.node.data_path}/run/{GENESIS} is damaged: {error}. Restore it from a backup.",
             ExitCode.DAMAGED_STATE,

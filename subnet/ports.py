@@ -119,7 +119,8 @@ class Journal(Protocol):
     def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
         """Every entry of the records after number `after`, oldest first; appends go on after what was read last.
 
-        Raises InvariantBroken when a record is missing, TransientFailure when it was trimmed in favour of a newer state.
+        Raises InvariantBroken when a record is missing, DamagedState when there never was a record `after`, TransientFailure
+        when it was trimmed in favour of a newer state.
         """
         ...
 
@@ -132,7 +133,7 @@ class Journal(Protocol):
         ...
 
     async def get_state(self) -> StoredState | None:
-        """The stored state, None before the first. Raises TransientFailure when another process is replacing it."""
+        """The stored state, None before the first. Raises DamagedState, TransientFailure when another process replaces it."""
         ...
 
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url, split_url
 from subnet.adapters.system import check_name
-from subnet.errors import NotFound, ProtocolViolation, Refused, Superseded, TransientFailure
+from subnet.errors import DamagedState, NotFound, ProtocolViolation, Refused, Superseded, TransientFailure
 from subnet.frames import digest
 from subnet.ports import Clock, StoredState
 from subnet.types import BlobRef
@@ -106,7 +106,12 @@ class MemoryStateStore:
         return self._newest
 
     async def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
-        """Every entry of the records after number `after`, oldest first. Raises TransientFailure when they were trimmed."""
+        """Every entry of the records after number `after`, oldest first.
+
+        Raises TransientFailure when they were trimmed, DamagedState when there never was a record `after`.
+        """
+        if after > self._newest:
+            raise DamagedState(f"the journal ends with record {self._newest}, and its reader begins after {after}")
         if self._stored is not None and self._stored.at_record > after:
             raise TransientFailure(
                 f"the journal begins after record {self._stored.at_record} now: read the state again"

@@ -129,7 +129,7 @@ def encode_event(event: AnyEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> AnyEvent:
-    """Inverse of `encode_event`; a journal that does not decode is not ours. Raises msgspec.DecodeError."""
+    """Inverse of `encode_event`. Raises msgspec.DecodeError, and its ValidationError for JSON that is none of our events."""
     return _decoder.decode(data)
 
 

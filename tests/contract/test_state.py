@@ -15,7 +15,7 @@ from subnet.adapters.embedded_store import EmbeddedStore, find_embedded, start_e
 from subnet.adapters.memory import MemoryStateStore
 from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
-from subnet.errors import InvalidConfig, InvariantBroken, Superseded, TransientFailure
+from subnet.errors import DamagedState, InvalidConfig, InvariantBroken, Superseded, TransientFailure
 from subnet.ports import StateStore, StoredState
 
 CLOCK = SystemClock()
@@ -113,6 +113,13 @@ async def test_who_reads_from_before_the_stored_state_is_told_so(store: StateSto
             await entries(store, after=after)
     await store.put_state(StoredState(at_record=3, data=b"3"))
     with pytest.raises(TransientFailure, match="begins after record 3"):
+        await entries(store, after=2)
+
+
+async def test_a_journal_that_ends_before_the_stored_state_has_lost_something(store: StateStore) -> None:
+    await store.append([b"1"])
+    assert await entries(store, after=1) == []
+    with pytest.raises(DamagedState):
         await entries(store, after=2)
 
 
@@ -357,6 +364,36 @@ async def test_a_gap_in_the_journal_is_found(server: EmbeddedStore) -> None:
         await store._redis.xdel("gap:journal", "2-0")
         with pytest.raises(InvariantBroken, match="lacks record 2"):
             await entries(store)
+
+
+async def test_a_journal_that_is_gone_is_not_gone_on_from(server: EmbeddedStore) -> None:
+    """As a server leaves it that drops keys, or somebody who deletes some."""
+    async with opened(server, "gone") as store, opened(server, "gone") as after:
+        for number in range(3):
+            await store.append([b"%d" % number])
+        await store.put_state(StoredState(at_record=2, data=b"state"))
+        await store._redis.delete("gone:journal")
+        with pytest.raises(DamagedState, match="as of record 2, and journal gone:journal ends with record 0"):
+            await entries(after, after=2)
+
+
+async def test_a_state_without_its_number_is_damaged(server: EmbeddedStore) -> None:
+    async with opened(server, "number") as store:
+        await store.append([b"a"])
+        await store.put_state(StoredState(at_record=1, data=b"state"))
+        await store._redis.lset("number:state", 0, "1x")
+        for call in (store.get_state(), entries(store, after=1)):
+            with pytest.raises(DamagedState, match="number of a record"):
+                await call
+
+
+async def test_a_server_that_drops_keys_is_refused(tmp_path: Path) -> None:
+    server = start_embedded(tmp_path)
+    async with opened(server, "run") as store:
+        await store._redis.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(InvalidConfig, match="noeviction"):
+            await store.append([b"a"])
+    server.stop()
 
 
 async def test_a_server_that_keeps_nothing_is_refused(tmp_path: Path) -> None:

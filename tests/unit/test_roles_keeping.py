@@ -9,7 +9,7 @@ import pytest
 from neurons.exit_codes import ExitCode, exit_code_of
 from neurons.roles.orchestrator import Orchestrator
 from subnet import wire
-from subnet.adapters.memory import MemoryBlobStore
+from subnet.adapters.memory import MemoryBlobStore, MemoryStateStore
 from subnet.errors import DamagedState, OtherVersion, StrataError, Superseded, TransientFailure
 from subnet.orchestration import stored
 from subnet.orchestration.events import Created, encode_event
@@ -177,6 +177,45 @@ def test_so_does_the_state_of_another_version(monkeypatch: pytest.MonkeyPatch) -
         await machine.store.append([b"record"])
         await machine.store.put_state(StoredState(at_record=1, data=older))
         assert isinstance(await refused(machine), OtherVersion)
+
+    with_machine(story)
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "code"),
+    [
+        (b'{"event":"Invented","at_s":1.0}', OtherVersion, ExitCode.VERSION_MISMATCH),
+        (b'{"event":"Ticked","at_s":1.0,"since":2}', OtherVersion, ExitCode.VERSION_MISMATCH),
+        (b'{"event":"Ticked","at_', DamagedState, ExitCode.DAMAGED_STATE),
+        (b'{"event":"Tick\xff\xfe","at_s":1.0}', DamagedState, ExitCode.DAMAGED_STATE),
+        (b"", DamagedState, ExitCode.DAMAGED_STATE),
+    ],
+)
+def test_a_journal_that_does_not_read_stops_the_start(entry: bytes, kind: type[StrataError], code: ExitCode) -> None:
+    async def story(machine: Machine) -> None:
+        number = await machine.write_journal()
+        await machine.store.append([entry])
+        error = await refused(machine)
+        assert type(error) is kind and exit_code_of(error) == code
+        assert f"entry {number} after record 0" in str(error) and "Nothing was changed" in str(error)
+
+    with_machine(story)
+
+
+@pytest.mark.parametrize("num_events", [0, 20])
+def test_a_store_that_lost_what_is_sealed_is_not_gone_on_from(num_events: int) -> None:
+    """An empty one, or an old backup: other facts would be sealed under a number that validators have read already."""
+
+    async def story(machine: Machine) -> None:
+        await machine.write_journal()
+        async with machine.started() as first:
+            assert first.state.ledger.num_segments == 1
+        machine.store = MemoryStateStore(machine.clock)
+        for event in machine.run.events[:num_events]:
+            await machine.store.append([encode_event(event)])
+        error = await refused(machine)
+        assert isinstance(error, DamagedState) and "segment 0 lies in the blob store already" in str(error)
+        assert ("empty" in str(error)) == (num_events == 0)
 
     with_machine(story)
 

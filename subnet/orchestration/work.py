@@ -18,6 +18,10 @@ from subnet.orchestration.state import Sample, Turn, Work
 from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Phase, Receipt, SampleId, StageIndex
 
 LEASES_AT_ONCE = 64
+SPARE_TARGETS = 4
+"""Samples that a miner may begin in an epoch and not be credited for, in multiples of its target: the record keeps each lease."""
+RECEIPTS_PER_UNIT = 8
+"""Most receipts for each sample, and for each backward of a segment's quota: two passes and steps, and room for dropped ones."""
 
 
 def lease_samples(turn: Turn, sender: Hotkey, request: wire.LeaseSamples) -> wire.Response:
@@ -44,12 +48,17 @@ def lease_samples(turn: Turn, sender: Hotkey, request: wire.LeaseSamples) -> wir
 
 def _num_left(turn: Turn, sender: Hotkey, lane: range) -> int:
     """Samples that the sender may still begin: in a pipeline others wait for them as long as the epoch lasts, in a lane of
-    one stage nobody does, and every miner does the same H local steps (papers.md B3). What came to nothing is given again.
+    one stage nobody does, and every miner does the same H local steps (papers.md B3). What came to nothing is given again,
+    as long as that does not happen all the time. Raises Refused.
     """
-    if len(lane) > 1:
-        return LEASES_AT_ONCE
     current, target = turn.state.current, turn.config.training.target_batches
-    return target - current.cursors.get(sender, 0) + current.num_lost.get(sender, 0)
+    begun, work = current.cursors.get(sender, 0), current.work.get(sender)
+    num_spare = LEASES_AT_ONCE + SPARE_TARGETS * target + (len(work.credited) if work else 0) - begun
+    if num_spare <= 0:
+        raise Refused("leases", f"too many of the {begun} samples that began with you in this epoch came to nothing")
+    if len(lane) > 1:
+        return num_spare
+    return min(num_spare, target - begun + current.num_lost.get(sender, 0))
 
 
 def _next_lease(turn: Turn, sender: Hotkey, lane: range) -> Lease | None:
@@ -183,6 +192,8 @@ def post_receipts(turn: Turn, sender: Hotkey, request: wire.PostReceipts) -> wir
     heads = _heads(work.head, fresh)
     if (heads[-1] if heads else work.head) != request.head:
         raise Refused("chain", "the head does not follow from the receipts")
+    if known + len(fresh) > RECEIPTS_PER_UNIT * (1 + len(current.samples)):
+        raise Refused("receipt", f"more receipts than {len(current.samples)} samples of epoch {current.epoch} can have")
     _check_own(turn, member.stage, fresh)
     current.work[sender] = work
     for receipt, head in zip(fresh, heads, strict=True):

@@ -257,6 +257,30 @@ def test_leases_are_for_the_first_stage_of_the_roster(run: Run) -> None:
     assert run.refusal(later, wire.LeaseSamples(epoch=Epoch(1), count=1)) == "epoch"
 
 
+def test_who_begins_samples_and_finishes_none_gets_no_more_of_them(run: Run) -> None:
+    """Each lease is on record for ever, and one miner could fill it until nobody can read it."""
+    miner, other = run.state.current.roster[0]
+    num_spare = work.LEASES_AT_ONCE + work.SPARE_TARGETS * CONFIG.training.target_batches
+    leases = [lease for _ in range(2) for lease in run.lease(miner, num_spare)]
+    request = wire.LeaseSamples(epoch=Epoch(0), count=1)
+    assert len(leases) == num_spare and run.refusal(miner, request) == "leases"
+    assert len(run.lease(other)) == 1
+    run.work(leases[0])
+    assert len(run.lease(miner, 8)) == 1, "as many as it finishes"
+    assert run.refusal(miner, request) == "leases"
+
+
+def test_a_chain_holds_no_more_than_work_can_have_made(run: Run) -> None:
+    lease = first_lease(run)
+    step = msgspec.structs.replace(passes(lease, 0, 3)[0], direction=Direction.STEP)
+    most = 2 * work.RECEIPTS_PER_UNIT
+    assert isinstance(run.post(lease.hops[0], *([step] * most)), wire.Ack)
+    answer = run.post(lease.hops[0], step)
+    assert isinstance(answer, wire.ErrorBody) and answer.code == "receipt"
+    first_lease(run)
+    assert isinstance(run.post(lease.hops[0], step), wire.Ack)
+
+
 def test_a_banned_miner_gets_no_lease(run: Run) -> None:
     miner = run.state.current.roster[0][0]
     run.state.members[miner].banned_until = 3

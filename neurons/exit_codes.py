@@ -40,7 +40,7 @@ class ExitCode(enum.IntEnum):
     PRUNED = 79
     INVARIANT_BROKEN = 80
     FORCED = 81
-    SUPERSEDED = 82
+    SUPERSEDED = 83
     INTERRUPTED = 130
 
 

@@ -10,6 +10,7 @@ from subnet.orchestration.events import DeleteObjects, ObjectsDeleted
 from subnet.orchestration.objects import epoch_folder, folder, folder_of
 from subnet.orchestration.state import State, Turn
 from subnet.types import Epoch
+from subnet.wire import Challenge
 
 EPOCHS_KEPT = 3
 
@@ -20,19 +21,28 @@ def is_kept(state: State, epoch: int) -> bool:
 
 
 def _open_epochs(state: State) -> set[Epoch]:
-    """Older epochs that something waits for. What an audited epoch started from was made by the one before."""
-    audited = {epoch for (epoch, _), case in state.cases.items() if case.outcome is None}
-    audited |= {Epoch(epoch - 1) for epoch in audited}
+    """Epochs that an audit or a late upload holds open."""
+    audited = {challenge.epoch for challenge in _open_challenges(state)}
     return audited | {epoch for epoch, _, _ in state.shard_audits} | {epoch for epoch, _ in state.late}
+
+
+def _open_challenges(state: State) -> list[Challenge]:
+    return [case.challenge for case in state.cases.values() if case.outcome is None]
+
+
+def _needed(state: State) -> set[str]:
+    """Snapshots that a stage starts from now, or that an audited epoch began from: an older one may have made them."""
+    began = [ref for challenge in _open_challenges(state) for ref in (challenge.anchor, *challenge.neighbours) if ref]
+    return {ref.key for ref in (*state.snapshots, *began)}
 
 
 def delete_old(turn: Turn, ended: Epoch) -> None:
     """Ask for everything to be deleted that is of no use once `ended` is published; the new epoch is the state's already."""
     state = turn.state
-    needed = {ref.key for ref in state.snapshots}
+    needed = _needed(state)
     old = sorted(epoch for epoch in state.objects if not is_kept(state, epoch))
     dropped = dict.fromkeys(key for epoch in old for key in state.objects.pop(epoch))
-    moved = [key for key in dropped if key in needed]  # a stage that nobody merged still starts from there
+    moved = [key for key in dropped if key in needed]
     if moved:
         state.objects.setdefault(state.epoch, []).extend(moved)
     in_use = {folder_of(key) for keys in state.objects.values() for key in keys}

@@ -12,6 +12,7 @@ from subnet.errors import (
     Refused,
     StartupRefused,
     StrataError,
+    Superseded,
     TransientFailure,
 )
 
@@ -39,6 +40,7 @@ class ExitCode(enum.IntEnum):
     PRUNED = 79
     INVARIANT_BROKEN = 80
     FORCED = 81
+    SUPERSEDED = 83
     INTERRUPTED = 130
 
 
@@ -63,6 +65,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.PRUNED: "the hotkey lost its place on the subnet while running",
     ExitCode.INVARIANT_BROKEN: "the record contradicts itself; nothing more was written",
     ExitCode.FORCED: "did not stop in time, or was told twice; work may be lost",
+    ExitCode.SUPERSEDED: "another orchestrator leads this run now; started again, this one stands by for it",
     ExitCode.INTERRUPTED: "stopped by Ctrl-C or SIGTERM before there was anything to judge (localnet)",
 }
 
@@ -87,6 +90,7 @@ RESTART_IS_USELESS = (
 _BY_KIND: tuple[tuple[type[StrataError], ExitCode], ...] = (
     (InvalidConfig, ExitCode.INVALID_CONFIG),
     (InvariantBroken, ExitCode.INVARIANT_BROKEN),
+    (Superseded, ExitCode.SUPERSEDED),
     (DamagedState, ExitCode.DAMAGED_STATE),
     (OtherVersion, ExitCode.VERSION_MISMATCH),
     (Refused, ExitCode.REFUSED),

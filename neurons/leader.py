@@ -1,6 +1,7 @@
 """Of the orchestrators of one run one leads: whoever holds the lease in their state store; the others wait (system.md 6).
 
-The lease says who should write, the journal finds out who should not have: a second writer fails at its first append.
+The lease says who should write, the journal finds out who should not have: a second writer fails at its first append. What
+no journal fences asks `may_lead`: the clock alone tells a leader that was paused that it may have lost its lease.
 """
 
 import logging
@@ -8,7 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from subnet.errors import TransientFailure
+from subnet.errors import Superseded, TransientFailure
 from subnet.ports import Clock, StateStore
 
 LEASE = "orchestrator"
@@ -17,12 +18,17 @@ LEASE_S = 12.0
 _RENEWALS = 4
 """In one lease; all but one may fail."""
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 log = logging.getLogger("strata.leader")
 
 
 def holder_name(data_path: Path) -> str:
-    """Who holds the lease: a directory on a machine, so that a process that is started again goes on at once."""
-    return f"{socket.gethostname()}:{data_path}"
+    """Who holds the lease: a directory on a machine, so that a process that is started again goes on at once.
+
+    Copied machines have one name; what the kernel drew when it started tells them apart.
+    """
+    return f"{socket.gethostname()}:{data_path} (boot {_BOOT_ID.read_text()[:8]})"
 
 
 class Leadership:
@@ -46,18 +52,22 @@ class Leadership:
                 on_wait(told)
             await self._clock.sleep(self._lease_s / _RENEWALS)
 
+    def may_lead(self) -> bool:
+        """Whether the lease cannot have run out yet, by this machine's clock and without asking anybody."""
+        return self._clock.now() < self._held_until_s
+
     async def keep(self) -> None:
-        """Renew for ever. Raises TransientFailure when another leads, or the store was away for a whole lease."""
+        """Renew for ever. Raises Superseded when another leads, TransientFailure when the store was away for a whole lease."""
         while True:
             await self._clock.sleep(self._lease_s / _RENEWALS)
             try:
                 holds = await self._renew()
             except TransientFailure:
-                if self._clock.now() >= self._held_until_s:
+                if not self.may_lead():
                     raise
                 continue
             if not holds:
-                raise TransientFailure(
+                raise Superseded(
                     f"{self._leader} leads this run now; started again, this orchestrator stands by for it"
                 )
 

@@ -75,7 +75,7 @@ async def _genesis(node: OwnerNode) -> Created | None:
         return None
     try:
         event = decode_event(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StartupRefused(
             f"{node.config.node.data_path}/run/{GENESIS} is damaged: {error}. Restore it from a backup.",
             ExitCode.DAMAGED_STATE,
@@ -150,6 +150,7 @@ async def _serve(node: OwnerNode, genesis: Created, leadership: Leadership, stop
             chain=node.chain,
             compute=node.compute,
             clock=node.clock,
+            may_lead=leadership.may_lead,
         ),
         discovery=_discovery(node, genesis),
         genesis=lambda: genesis,

@@ -284,6 +284,7 @@ class VirtualSubnet:
                 chain=self._chain.view(self._owner),
                 compute=InlineCompute(),
                 clock=self._clock,
+                may_lead=lambda: True,
             ),
             discovery=self._discovery(),
             genesis=genesis,

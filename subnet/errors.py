@@ -38,6 +38,10 @@ class InvariantBroken(StrataError):
     """One of the invariants of the record does not hold; the process must stop rather than go on."""
 
 
+class Superseded(StrataError):
+    """Another process has this one's part by now; nothing more is written. Started again, this one waits for its turn."""
+
+
 class DamagedState(StrataError):
     """What this software keeps for itself does not read as it was written; the text says what to restore."""
 

@@ -81,7 +81,7 @@ class BlobStore(Protocol):
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove; a key that is not there is no error."""
+        """Remove; a key that is not there is no error. Raises TransientFailure."""
         ...
 
     async def delete_under(self, prefix: str) -> None:
@@ -112,14 +112,15 @@ class Journal(Protocol):
         """Write and flush all of `entries`, in order; after the return they MUST survive SIGKILL of everything.
 
         Returns the number of the record that holds them, counted from 1; 0 when there were none. A writer that has not read
-        what another wrote MUST be found, also when it was trimmed since: raises InvariantBroken.
+        what another wrote MUST be found, also when it was trimmed since: raises Superseded.
         """
         ...
 
     def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
         """Every entry of the records after number `after`, oldest first; appends go on after what was read last.
 
-        Raises InvariantBroken when a record is missing, TransientFailure when it was trimmed in favour of a newer state.
+        Raises InvariantBroken when a record is missing, DamagedState when there never was a record `after`, TransientFailure
+        when it was trimmed in favour of a newer state.
         """
         ...
 
@@ -127,12 +128,12 @@ class Journal(Protocol):
         """Replace the stored state and trim the journal up to its record; whatever is killed, one of the two MUST be whole.
 
         A reader MUST find the old state and every record after it, or the new state and every record after that. Raises
-        InvariantBroken when a newer state is there: another process has written it.
+        Superseded when a newer state is there: another process has written it.
         """
         ...
 
     async def get_state(self) -> StoredState | None:
-        """The stored state, None before the first. Raises TransientFailure when another process is replacing it."""
+        """The stored state, None before the first. Raises DamagedState, TransientFailure when another process replaces it."""
         ...
 
 

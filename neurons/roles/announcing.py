@@ -1,27 +1,31 @@
 """The owner's record on chain, kept equal to the newest roots of the run (chain.md 2)."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
 import msgspec
 
 from neurons.roles.keeping import RETRY_S
+from neurons.roles.ports import OrchestratorPorts
 from subnet import wire
 from subnet.errors import Refused, TransientFailure
-from subnet.ports import Chain, Clock
 from subnet.types import Digest
 
 log = logging.getLogger("strata.orchestrator")
+
+LOOK_S = 60.0
+"""So often the record is read back although nothing is new: the chain takes it from whoever holds the owner's key, also from a
+leader that was paused while it wrote and goes on after another has taken its place."""
 
 
 class Announcer:
     """What the record should say, `discovery`, and the one task that writes it."""
 
-    def __init__(self, *, chain: Chain, clock: Clock, discovery: wire.Discovery) -> None:
+    def __init__(self, *, ports: OrchestratorPorts, discovery: wire.Discovery) -> None:
         self.discovery = discovery
-        self._chain = chain
-        self._clock = clock
+        self._ports = ports
         self._is_due = asyncio.Event()
 
     def note_root(self, epoch: int, root: Digest) -> None:
@@ -38,14 +42,17 @@ class Announcer:
     async def run(self, on_included: Callable[[wire.Discovery, int], None]) -> None:
         """Write what is new, for ever; `on_included` hears of each record that a block includes, and of the block."""
         while True:
-            await self._is_due.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._is_due.wait()
             self._is_due.clear()
             wanted = self.discovery
             try:
-                at_block = await self._chain.commit(wire.encode(wanted))
+                self._ports.require_lead()
+                at_block = await self._ports.chain.commit(wire.encode(wanted))
             except (TransientFailure, Refused) as error:
                 log.warning("on-chain record not updated, trying again", extra={"reason": str(error)})
                 self._is_due.set()
-                await self._clock.sleep(RETRY_S)
+                await self._ports.clock.sleep(RETRY_S)
                 continue
             on_included(wanted, at_block)

@@ -1,11 +1,12 @@
 """What the orchestrator answers or checks at its desk, without the state machine: grants, objects, signatures."""
 
 import re
+from collections.abc import Callable
 
 from subnet import receipts, wire
 from subnet.errors import Refused
-from subnet.orchestration import late, views
-from subnet.orchestration.events import DeleteObjects
+from subnet.orchestration import late, retention, views
+from subnet.orchestration.events import DeleteObjects, ObjectsDeleted
 from subnet.orchestration.objects import is_digest, object_key
 from subnet.orchestration.state import State
 from subnet.ports import BlobStore, Clock, Signer
@@ -22,13 +23,17 @@ _KEY = re.compile(r"(?=.{1,400}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(/[A-Za-z0-9_
 
 
 class Desk:
-    """Reads the state, never changes it."""
+    """Reads the state, which `state` gives and another owns, and never changes it."""
 
-    def __init__(self, *, state: State, signer: Signer, blobs: BlobStore, clock: Clock) -> None:
-        self.state = state
+    def __init__(self, *, state: Callable[[], State], signer: Signer, blobs: BlobStore, clock: Clock) -> None:
+        self._read_state = state
         self._signer = signer
         self._blobs = blobs
         self._clock = clock
+
+    @property
+    def _state(self) -> State:
+        return self._read_state()
 
     async def check(self, sender: Hotkey, request: wire.Request) -> None:
         """Look at what a request claims about the store or a signature, before it is journaled. Raises Refused."""
@@ -54,24 +59,24 @@ class Desk:
             case wire.RequestDownload():
                 return self.grant_download(sender, request)
             case wire.GetPeers():
-                return views.stage_peers(self.state, sender, request)
+                return views.stage_peers(self._state, sender, request)
             case wire.GetMergePlan():
-                return views.merge_plan(self.state, sender, request)
+                return views.merge_plan(self._state, sender, request)
 
     def grant_upload(self, sender: Hotkey, request: wire.RequestUpload) -> wire.Response:
         """A presigned URL for an object of the sender's. Raises Refused."""
-        if sender not in self.state.members:
+        if sender not in self._state.members:
             raise Refused("not-joined", "join first: this orchestrator does not know your key")
         if request.kind not in UPLOAD_KINDS or not _NAME.fullmatch(request.name):
             raise Refused(
                 "object", f"an object is one of {', '.join(UPLOAD_KINDS)}, named by letters, digits and dashes"
             )
-        if not 0 <= request.epoch <= self.state.epoch:
+        if not 0 <= request.epoch <= self._state.epoch or not retention.is_kept(self._state, request.epoch):
             raise Refused(
-                "object", f"epoch {self.state.epoch} is being worked on; objects belong to it or to one before"
+                "object", f"epoch {self._state.epoch} is being worked on; objects belong to it or to a recent one"
             )
-        stage = self.state.members[sender].stage
-        limit = BASE_LIMIT_BYTES + UPLOAD_KINDS[request.kind] * 4 * self.state.num_elements[stage]
+        stage = self._state.members[sender].stage
+        limit = BASE_LIMIT_BYTES + UPLOAD_KINDS[request.kind] * 4 * self._state.num_elements[stage]
         if not 0 <= request.size_bytes <= limit:
             raise Refused(
                 "object", f"an object of kind {request.kind} has at most {limit} bytes, got {request.size_bytes}"
@@ -79,7 +84,7 @@ class Desk:
         if not is_digest(request.digest):
             raise Refused("object", "the digest is 64 lower-case hex digits of blake3")
         key = object_key(
-            self.state.run_id,
+            self._state.run_id,
             epoch=request.epoch,
             hotkey=sender,
             kind=request.kind,
@@ -92,27 +97,28 @@ class Desk:
 
     def grant_download(self, sender: Hotkey, request: wire.RequestDownload) -> wire.Response:
         """Presigned URLs of the run's objects. Raises Refused."""
-        if sender not in self.state.members and sender not in self.state.auditors:
+        if sender not in self._state.members and sender not in self._state.auditors:
             raise Refused("not-joined", "only miners and validators of this run read its objects")
         if not all(self._is_key(key) for key in request.keys):
-            raise Refused("object", f"keys of this run begin with runs/{self.state.run_id}/")
+            raise Refused("object", f"keys of this run begin with runs/{self._state.run_id}/")
         expires_at_s = self._clock.now() + GRANT_LIFE_S
         return wire.DownloadGrant(
             urls=tuple(self._blobs.download_url(key, expires_at_s=expires_at_s) for key in request.keys)
         )
 
-    async def delete(self, effect: DeleteObjects) -> None:
+    async def delete(self, effect: DeleteObjects) -> ObjectsDeleted:
         """Remove what nobody needs any more. Raises TransientFailure."""
         for key in effect.keys:
             await self._blobs.delete(key)
         for folder in effect.folders:
             await self._blobs.delete_under(folder)
+        return ObjectsDeleted(at_s=self._clock.now(), epoch=effect.epoch)
 
     def _is_key(self, key: str) -> bool:
-        return key.startswith(f"runs/{self.state.run_id}/") and _KEY.fullmatch(key) is not None
+        return key.startswith(f"runs/{self._state.run_id}/") and _KEY.fullmatch(key) is not None
 
     async def _check_uploaded(self, sender: Hotkey, request: wire.UploadDone) -> None:
-        ref = late.committed_upload(self.state, sender, request.epoch)
+        ref = late.committed_upload(self._state, sender, request.epoch)
         if ref is not None and await self._blobs.size(ref.key) != ref.size_bytes:
             raise Refused("upload", "the committed pseudo-gradient is not in the store: upload it first")
 

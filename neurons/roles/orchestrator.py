@@ -13,17 +13,17 @@ from typing import assert_never
 
 import msgspec
 
-from neurons.exit_codes import ExitCode
 from neurons.roles.announcing import Announcer
 from neurons.roles.desk import Desk
 from neurons.roles.keeping import RETRY_S, Keeper, until_done
 from neurons.roles.ports import OrchestratorPorts
+from neurons.roles.recovery import recover
 from neurons.roles.referee import Referee
 from neurons.roles.relay import Relay
 from subnet import detours, receipts, wire
 from subnet.config import RunConfig
 from subnet.dashboard.views import run_view
-from subnet.errors import NotFound, ProtocolViolation, Refused, StartupRefused, TransientFailure
+from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.orchestration import invariants, machine, views
 from subnet.orchestration.events import (
     Answer,
@@ -45,13 +45,11 @@ from subnet.orchestration.events import (
     Ticked,
     Wake,
     chain_seen,
-    decode_event,
     encode_event,
 )
 from subnet.orchestration.ledger import Segment
 from subnet.orchestration.segments import segment_key
 from subnet.orchestration.state import State
-from subnet.orchestration.stored import decode_state
 from subnet.orchestration.work import sign_leases
 from subnet.types import Hotkey, Phase
 
@@ -105,7 +103,7 @@ class Orchestrator:
         self._config = config
         self._ports = ports
         self._genesis = genesis
-        self._announcer = Announcer(chain=ports.chain, clock=ports.clock, discovery=discovery)
+        self._announcer = Announcer(ports=ports, discovery=discovery)
         self._watch = _Watch()
         self._keeper = Keeper(
             journal=ports.store,
@@ -115,8 +113,10 @@ class Orchestrator:
         )
         self._sealed: list[Segment] = []
         """Segments that the keeper has not been given yet."""
-        self._desk = Desk(state=self.state, signer=ports.signer, blobs=ports.blobs, clock=ports.clock)
-        self._relay = Relay(config=config, state=self.state, blobs=ports.blobs, clock=ports.clock, wake=self._wake)
+        self._desk = Desk(state=lambda: self.state, signer=ports.signer, blobs=ports.blobs, clock=ports.clock)
+        self._relay = Relay(
+            config=config, state=lambda: self.state, blobs=ports.blobs, clock=ports.clock, wake=self._wake
+        )
         self._referee = Referee(config=config, ports=ports, run_id=lambda: self.state.run_id)
         self._inbox: asyncio.Queue[_Pending] = asyncio.Queue()
         self._inflight: dict[tuple[Hotkey, str], asyncio.Future[wire.Response]] = {}
@@ -144,6 +144,8 @@ class Orchestrator:
     async def handle(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Answer one verified request. Raises Refused, ProtocolViolation, TransientFailure."""
         self._require_ready()
+        if not self.state.knows(sender):  # not journaled: keys cost nothing, and every answer is kept
+            raise Refused("not-registered", f"{sender} is not registered on the subnet: register it, then start again")
         self._heard[sender] = self._ports.clock.now()
         request = envelope.request
         match request:
@@ -163,6 +165,7 @@ class Orchestrator:
     def _require_ready(self) -> None:
         if not self.is_ready.is_set():
             raise TransientFailure("the orchestrator is recovering its state; try again in a moment")
+        self._ports.require_lead()
 
     async def _ask(self, sender: Hotkey, envelope: wire.Envelope) -> wire.Response:
         """Put a request through the state machine; a repeat that arrives meanwhile waits for the same answer."""
@@ -214,6 +217,7 @@ class Orchestrator:
             self._submit(HeardFrom(at_s=self._ports.clock.now(), hotkey=sender, is_live=True))
         deadline = self._ports.clock.now() + min(request.wait_s, self._config.deadlines.silent_s / 3)
         while True:
+            self._require_ready()
             changed = self._changed
             view = views.directive(self.state, sender, has_frames=self._relay.is_calling(sender))
             left_s = deadline - self._ports.clock.now()
@@ -249,36 +253,17 @@ class Orchestrator:
         self._inbox.put_nowait(_Pending(event))
 
     async def _recover(self) -> list[AnyEffect]:
-        """Rebuild the state from the stored one and the journal after it; returns what a crash may have left undone."""
-        stored, num_events = await self._ports.store.get_state(), 0
-        if stored is not None:
-            self.state = self._desk.state = self._relay.state = decode_state(stored.data)
-            self._refuse_other_run(self.state.run_id)
-            self._announcer.note_sealed(self.state.ledger.num_segments, self.state.ledger.sealed_head)
-        at_record = stored.at_record if stored is not None else 0
-        async for entry in self._ports.store.read(after=at_record):
-            event = decode_event(entry)
-            if isinstance(event, Created):
-                self._refuse_other_run(event.run_id)
-            effects = machine.step(self.state, event, self._config)
-            self._sealed += [effect.segment for effect in effects if isinstance(effect, StoreSegment)]
-            num_events += 1
-        now = self._ports.clock.now()
+        """Take up the run where it was left; returns what a crash may have left undone."""
+        found = await recover(self._config, self._ports, self._announcer.discovery.r)
+        self.state, self._sealed, now = found.state, found.segments, self._ports.clock.now()
+        if found.num_kept:
+            self._announcer.note_sealed(found.num_kept, found.kept_head)
         await self._store_and_step([_Pending(Returned(at_s=now) if self.state.run_id else self._genesis())])
-        facts = {"at_record": at_record, "events": num_events, "epoch": self.state.epoch, "phase": self.state.phase}
-        log.info("recovered", extra=facts)
+        facts = {"at_record": found.at_record, "events": found.num_events}
+        log.info("recovered", extra=facts | {"epoch": self.state.epoch, "phase": self.state.phase})
         self._heard = dict.fromkeys([*self.state.members, *self.state.auditors], now)
         self._announcer.note_root(*self.state.newest_root)
         return machine.outstanding(self.state, self._config)
-
-    def _refuse_other_run(self, found: str) -> None:
-        ours = self._announcer.discovery.r
-        if found != ours:
-            raise StartupRefused(
-                f"the state store holds run {found}, and this is run {ours}; nothing was changed. Name another store with "
-                "--state-url, or empty this one if that run is over.",
-                ExitCode.FOREIGN_DIRECTORY,
-            )
 
     async def _own_state(self) -> None:
         while True:
@@ -326,6 +311,7 @@ class Orchestrator:
         await until_done(lambda: self._once(effect), name=type(effect).__name__, clock=self._ports.clock)
 
     async def _once(self, effect: AnyEffect) -> None:
+        self._ports.require_lead()
         match effect:
             case CommitRoot():
                 self._announcer.note_root(*self.state.newest_root)
@@ -338,7 +324,7 @@ class Orchestrator:
             case RefereeOuter():
                 self._submit(await self._referee.outer(effect))
             case DeleteObjects():
-                await self._desk.delete(effect)
+                self._submit(await self._desk.delete(effect))
             case Answer() | Wake() | StoreSegment():
                 pass
             case _:

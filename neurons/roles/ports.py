@@ -1,7 +1,9 @@
 """What a miner, and what the orchestrator, needs of the world."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from subnet.errors import TransientFailure
 from subnet.ports import Blobs, BlobStore, Chain, Clock, Compute, Control, Corpus, Disk, Peers, Signer, StateStore
 
 
@@ -21,7 +23,10 @@ class MinerPorts:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorPorts:
-    """Adapters of the orchestrator; `compute` is for shards and outer steps that it works out itself."""
+    """Adapters of the orchestrator; `compute` is for shards and outer steps that it works out itself.
+
+    `may_lead` says whether another orchestrator cannot lead the run by now, as far as can be told without asking.
+    """
 
     signer: Signer
     store: StateStore
@@ -29,3 +34,9 @@ class OrchestratorPorts:
     chain: Chain
     compute: Compute
     clock: Clock
+    may_lead: Callable[[], bool]
+
+    def require_lead(self) -> None:
+        """Before anything that the journal does not fence. Raises TransientFailure when another may lead by now."""
+        if not self.may_lead():
+            raise TransientFailure("this orchestrator was held up for longer than its lease; another may lead by now")

@@ -74,19 +74,23 @@ class _Box:
 
 
 class Relay:
-    """Answers the messages of `subnet.detours`. `wake` lets waiting polls look again."""
+    """Answers the messages of `subnet.detours`. `state` gives the run's, `wake` lets waiting polls look again."""
 
     def __init__(
-        self, *, config: RunConfig, state: State, blobs: BlobStore, clock: Clock, wake: Callable[[], None]
+        self, *, config: RunConfig, state: Callable[[], State], blobs: BlobStore, clock: Clock, wake: Callable[[], None]
     ) -> None:
         self._config = config
-        self.state = state
+        self._read_state = state
         self._blobs = blobs
         self._clock = clock
         self._wake = wake
         self._boxes: dict[Hotkey, _Box] = {}
         self._num_open: Counter[Hotkey] = Counter()
         self._swept_s = -math.inf
+
+    @property
+    def _state(self) -> State:
+        return self._read_state()
 
     def is_calling(self, hotkey: Hotkey) -> bool:
         """Whether frames wait for a miner that does not collect."""
@@ -95,7 +99,7 @@ class Relay:
 
     async def answer(self, sender: Hotkey, request: detours.AnyDetourRequest) -> wire.Response:
         """Raises Refused; Backpressure for what the sender should ask again."""
-        if sender not in self.state.members:
+        if sender not in self._state.members:
             raise Refused("not-joined", "join first: this orchestrator does not know your key")
         match request:
             case detours.RequestFrameUpload():
@@ -137,7 +141,7 @@ class Relay:
             raise Refused("frame", f"a frame of this run is {config.wire_dtype} {config.wire_shape}")
         if not is_digest(header.payload_digest):
             raise Refused("frame", "the payload's digest is 64 lower-case hex digits of blake3")
-        sample = self.state.current.samples.get(lease.sample)
+        sample = self._state.current.samples.get(lease.sample)
         is_newest = sample is not None and msgspec.structs.replace(lease, signature="") == sample.lease
         if sample is None or not is_newest or not sample.is_open or lease.deadline_s <= self._clock.now():
             raise Refused("lease", "this lease is not the sample's newest, or the sample is closed")
@@ -145,13 +149,13 @@ class Relay:
         receiver = hop(config, lease, header.stage)
         if step is None or receiver is None or hop(config, lease, header.stage + step) != sender:
             raise Refused("pathway", "the lease does not lead from this miner to that stage in that direction")
-        if not self.state.is_at_work(receiver, header.stage):
+        if not self._state.is_at_work(receiver, header.stage):
             raise Refused("not-live", f"{receiver} is not at work in stage {header.stage}: ask for another")
         return receiver
 
     def _ref(self, sender: Hotkey, header: FrameHeader) -> BlobRef:
         key = object_key(
-            self.state.run_id,
+            self._state.run_id,
             epoch=header.epoch,
             hotkey=sender,
             kind=detours.KIND,
@@ -233,14 +237,14 @@ class Relay:
 
     def _sweep(self) -> None:
         """Forget frames whose lease is over or replaced; their objects go with the epoch's."""
-        now, samples = self._clock.now(), self.state.current.samples
+        now, samples = self._clock.now(), self._state.current.samples
         if now < self._swept_s + SWEEP_S:
             return
         self._swept_s = now
         for box in self._boxes.values():
             for name, parcel in list(box.parcels.items()):
                 lease = parcel.header.lease
-                sample = samples.get(lease.sample) if lease.epoch == self.state.epoch else None
+                sample = samples.get(lease.sample) if lease.epoch == self._state.epoch else None
                 is_current = sample is not None and sample.is_open and sample.lease.attempt == lease.attempt
                 if is_current and now < lease.deadline_s:
                     continue

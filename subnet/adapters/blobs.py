@@ -69,8 +69,13 @@ class DirectoryBlobStore:
             return None
 
     async def delete(self, key: str) -> None:
-        """Remove; a key that is not there is no error."""
-        await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
+        """Remove; a key that is not there is no error. Raises TransientFailure."""
+        try:
+            await asyncio.to_thread(self._path(key).unlink, missing_ok=True)
+        except (IsADirectoryError, NotADirectoryError):  # no object has that key
+            return
+        except OSError as error:
+            raise TransientFailure(f"cannot delete {key}: {error}") from error
 
     async def delete_under(self, prefix: str) -> None:
         """Remove the folder `prefix` with all in it. Raises TransientFailure."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url, split_url
 from subnet.adapters.system import check_name
-from subnet.errors import InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import DamagedState, NotFound, ProtocolViolation, Refused, Superseded, TransientFailure
 from subnet.frames import digest
 from subnet.ports import Clock, StoredState
 from subnet.types import BlobRef
@@ -106,7 +106,12 @@ class MemoryStateStore:
         return self._newest
 
     async def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
-        """Every entry of the records after number `after`, oldest first. Raises TransientFailure when they were trimmed."""
+        """Every entry of the records after number `after`, oldest first.
+
+        Raises TransientFailure when they were trimmed, DamagedState when there never was a record `after`.
+        """
+        if after > self._newest:
+            raise DamagedState(f"the journal ends with record {self._newest}, and its reader begins after {after}")
         if self._stored is not None and self._stored.at_record > after:
             raise TransientFailure(
                 f"the journal begins after record {self._stored.at_record} now: read the state again"
@@ -116,12 +121,10 @@ class MemoryStateStore:
                 yield entry
 
     async def put_state(self, state: StoredState) -> None:
-        """Replace the stored state and trim the journal up to its record. Raises InvariantBroken when a newer one is there."""
+        """Replace the stored state and trim the journal up to its record. Raises Superseded when a newer one is there."""
         await self._flush()
         if self._stored is not None and self._stored.at_record > state.at_record:
-            raise InvariantBroken(
-                f"a state as of record {self._stored.at_record} is stored already: another process wrote it"
-            )
+            raise Superseded(f"another process has stored the state as of record {self._stored.at_record}")
         self._stored = state
         self._records = {number: entries for number, entries in self._records.items() if number > state.at_record}
 

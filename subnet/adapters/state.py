@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import redis.asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
-from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+from subnet.errors import DamagedState, InvalidConfig, InvariantBroken, Superseded, TransientFailure
 from subnet.ports import StoredState
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class RedisStateStore:
     async def append(self, entries: list[bytes]) -> int:
         """Write and flush all of `entries` as one record, in the order of the calls; returns its number, 0 for none.
 
-        Raises TransientFailure: call again with the same entries. InvariantBroken: another process writes this journal.
+        Raises TransientFailure: call again with the same entries. Superseded: another process writes this journal.
         """
         if not entries:
             return 0
@@ -116,8 +116,9 @@ class RedisStateStore:
                 raise TransientFailure("the state store has not flushed its journal to disk in time")
         if isinstance(added, ResponseError) and "equal or smaller" in str(added):
             if await self._entries_at(at) != entries:
-                raise InvariantBroken(
-                    f"another process has written to journal {self._journal}: stop one of the two orchestrators"
+                raise Superseded(
+                    f"another process has written record {at} of journal {self._journal}: it leads this run now, and nothing "
+                    "of this one's was added. Started again, this orchestrator stands by for it"
                 )
         elif isinstance(added, Exception):
             raise added
@@ -133,16 +134,20 @@ class RedisStateStore:
     async def _check_durability(self) -> bool:
         """Whether every answer already means flushed (`appendfsync always`); else appends wait for it.
 
-        Raises InvalidConfig for a server that keeps nothing on disk.
+        Raises InvalidConfig for a server that keeps nothing on disk, or not everything in memory.
         """
         try:
-            config = await _bounded(self._redis.config_get("appendonly", "appendfsync"))
+            config = await _bounded(self._redis.config_get("appendonly", "appendfsync", "maxmemory-policy"))
         except TransientFailure as error:
             if isinstance(error.__cause__, ResponseError):
                 return False  # a managed server that hides its configuration: WAITAOF tells
             raise
         if config.get("appendonly", "yes") != "yes":
             raise InvalidConfig("the state store keeps no append-only file: set `appendonly yes` on the Redis server")
+        if str(config.get("maxmemory-policy")).startswith("allkeys"):
+            raise InvalidConfig(
+                "the state store drops keys when its memory is full: set `maxmemory-policy noeviction` on the Redis server"
+            )
         return bool(config.get("appendfsync") == "always")
 
     async def read(self, *, after: int = 0) -> AsyncIterator[bytes]:
@@ -160,6 +165,7 @@ class RedisStateStore:
             if len(page) < _PAGE:
                 break
         await self._check_untrimmed(last)
+        await self._check_reached(last)
         self._next_id = last + 1
 
     async def _check_untrimmed(self, last: int) -> None:
@@ -168,12 +174,24 @@ class RedisStateStore:
         if at > last:
             raise TransientFailure(f"journal {self._journal} begins after record {at} now: read the stored state again")
 
+    async def _check_reached(self, last: int) -> None:
+        """Whether the journal ever came to record `last`, after which its reader began or ended. Raises DamagedState."""
+        newest = 0
+        if await _bounded(self._redis.exists(self._journal)):
+            newest = int((await _bounded(self._redis.xinfo_stream(self._journal)))["last-generated-id"].split(b"-")[0])
+        if newest < last:
+            raise DamagedState(
+                f"the stored state is as of record {last}, and journal {self._journal} ends with record {newest}: what came "
+                "after is lost. Nothing was changed.\n"
+                "Restore the state store from a backup, or point --state-url at its replica."
+            )
+
     # ---- stored state --------------------------------------------------------------------------------------------
 
     async def put_state(self, state: StoredState) -> None:
         """Replace the stored state and trim the journal up to its record, both at once; appends go on meanwhile.
 
-        Raises TransientFailure: call again. InvariantBroken: another process has stored a newer state.
+        Raises TransientFailure: call again. Superseded: another process has stored a newer state.
         """
         pieces = [b"%d" % state.at_record]
         pieces += [state.data[at : at + _PIECE_BYTES] for at in range(0, len(state.data), _PIECE_BYTES)]
@@ -187,9 +205,9 @@ class RedisStateStore:
         evaluated = self._redis.eval(_STORE, 3, place, self._state, self._journal, *arguments)
         newest = int(await _bounded(cast("Awaitable[int]", evaluated)))
         if newest > state.at_record:
-            raise InvariantBroken(
-                f"a state as of record {newest} of journal {self._journal} is stored already, this one is as of record "
-                f"{state.at_record}: another process leads this run, stop one of the two orchestrators"
+            raise Superseded(
+                f"another process has stored the state as of record {newest} of journal {self._journal}, newer than this one's "
+                f"as of record {state.at_record}: it leads this run now. Started again, this orchestrator stands by for it"
             )
 
     async def get_state(self) -> StoredState | None:
@@ -204,8 +222,14 @@ class RedisStateStore:
         return StoredState(at_record=at_record, data=b"".join(pieces))
 
     async def _stored_at(self) -> int:
-        """The record that the stored state is as of, 0 for none."""
-        return int(await self._piece(0) or b"0")
+        """The record that the stored state is as of, 0 for none. Raises DamagedState."""
+        number = await self._piece(0) or b"0"
+        if not number.isdigit():
+            raise DamagedState(
+                f"{self._state} does not begin with the number of a record, but with {number[:20]!r}. Nothing was changed.\n"
+                "Restore the state store from a backup, or point --state-url at its replica."
+            )
+        return int(number)
 
     async def _piece(self, place: int) -> bytes:
         return await _bounded(cast("Awaitable[bytes | None]", self._redis.lindex(self._state, place))) or b""

@@ -99,6 +99,12 @@ class OuterRefereed(Event, frozen=True):
     ref: BlobRef
 
 
+class ObjectsDeleted(Event, frozen=True):
+    """What the publication of `epoch` left without use is gone from the blob store."""
+
+    epoch: Epoch
+
+
 AnyEvent = (
     Created
     | Requested
@@ -111,6 +117,7 @@ AnyEvent = (
     | ShardRefereed
     | ShardRecomputed
     | OuterRefereed
+    | ObjectsDeleted
 )
 
 _decoder = msgspec.json.Decoder(AnyEvent)
@@ -122,7 +129,7 @@ def encode_event(event: AnyEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> AnyEvent:
-    """Inverse of `encode_event`; a journal that does not decode is not ours. Raises msgspec.DecodeError."""
+    """Inverse of `encode_event`. Raises msgspec.DecodeError, and its ValidationError for JSON that is none of our events."""
     return _decoder.decode(data)
 
 
@@ -137,7 +144,9 @@ def chain_seen(metagraph: Metagraph, *, at_s: float) -> ChainSeen:
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to do at the edge. All but Answer and Wake can be asked for again by `machine.outstanding`."""
+    """Something to do at the edge. After a crash all but Answer and Wake are asked for again: StoreSegment by the events that are
+    replayed, the others by `machine.outstanding`.
+    """
 
 
 class Answer(Effect, frozen=True):
@@ -198,8 +207,9 @@ class StoreSegment(Effect, frozen=True):
 
 
 class DeleteObjects(Effect, frozen=True):
-    """Objects that nobody needs any more, and folders with all in them; the ledger is kept for ever."""
+    """Objects, and folders with all in them, that nobody needs once `epoch` is published; answer with ObjectsDeleted."""
 
+    epoch: Epoch
     keys: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 

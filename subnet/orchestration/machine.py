@@ -6,11 +6,22 @@ Everything it decides follows from the journal of events, so it can be killed at
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from subnet import detours, wire
+from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation, Refused
 from subnet.model.partition import neighbours_of
-from subnet.orchestration import audits, calibration, flags, late, membership, merge, merge_trust, quorum, work
+from subnet.orchestration import (
+    audits,
+    calibration,
+    flags,
+    late,
+    membership,
+    merge,
+    merge_trust,
+    quorum,
+    retention,
+    work,
+)
 from subnet.orchestration.events import (
     Answer,
     AnyEffect,
@@ -20,8 +31,8 @@ from subnet.orchestration.events import (
     ChainSeen,
     CommitRoot,
     Created,
-    DeleteObjects,
     HeardFrom,
+    ObjectsDeleted,
     OuterRefereed,
     RefereeShard,
     Requested,
@@ -34,16 +45,12 @@ from subnet.orchestration.events import (
     Wake,
 )
 from subnet.orchestration.ledger import BeaconSeen, EpochPublished, EpochStarted, RootCommitted, RunCreated
-from subnet.orchestration.objects import folder
 from subnet.orchestration.state import ANSWERS_KEPT, EpochState, State, Turn
 from subnet.types import Epoch, Hotkey, Phase, StageIndex
 
 BEACON_DELAY_BLOCKS = 2
 """Blocks after the root's inclusion and its finality before the beacon's block (trust.md 1.4)."""
 IDLE_TICK_S = 5.0
-EPOCHS_KEPT = 3
-"""Published epochs whose objects stay in the store (trust.md 6)."""
-
 
 _QUIET = (wire.LeaseSamples, wire.PostReceipts, wire.Reroute)
 """Most of all requests, and none that ends a phase; the receipt that completes a miner's epoch says so itself."""
@@ -71,8 +78,8 @@ def step(state: State, event: AnyEvent, config: RunConfig) -> list[AnyEffect]:
             _root_included(turn, event)
         case BlockSeen():
             _block_seen(turn, event)
-        case ShardRefereed() | OuterRefereed() | ShardRecomputed():
-            _refereed(turn, event)
+        case ShardRefereed() | OuterRefereed() | ShardRecomputed() | ObjectsDeleted():
+            _carried_out(turn, event)
         case _:
             assert_never(event)
     _advance(turn)
@@ -113,7 +120,7 @@ def outstanding(state: State, config: RunConfig) -> list[AnyEffect]:
                 stage_merge.is_outer_refereed = False
                 merge.ask_outer_referee(turn, stage_merge)
         effects += turn.effects
-    return effects + merge_trust.pending(state)
+    return [*effects, *merge_trust.pending(state), *state.deletions.values()]
 
 
 def _created(turn: Turn, event: Created) -> None:
@@ -156,8 +163,10 @@ def _requested(turn: Turn, event: Requested) -> None:
     turn.ask(Answer(sender=event.sender, request_id=event.request_id, response=response))
 
 
-def _refereed(turn: Turn, event: ShardRefereed | OuterRefereed | ShardRecomputed) -> None:
+def _carried_out(turn: Turn, event: ShardRefereed | OuterRefereed | ShardRecomputed | ObjectsDeleted) -> None:
     match event:
+        case ObjectsDeleted():
+            retention.deleted(turn, event)
         case ShardRefereed():
             merge.shard_refereed(turn, event)
         case OuterRefereed():
@@ -316,8 +325,7 @@ def _maybe_publish(turn: Turn) -> None:
     state.current = EpochState(epoch=Epoch(current.epoch + 1), beacon=current.next_beacon)
     audits.forget_old_cases(turn)
     flags.forget_old_flags(turn)
-    _delete_old_objects(turn)
-    _delete_frames(turn, current.epoch)
+    retention.delete_old(turn, current.epoch)
     num_epochs = turn.config.training.num_epochs
     if num_epochs and state.epoch >= num_epochs:
         # no beacon follows the last epoch; the record's head holds what nobody could foresee, the times of all events
@@ -327,27 +335,6 @@ def _maybe_publish(turn: Turn) -> None:
     _seal(turn)
     membership.move_to_empty_stages(turn)
     _enter(turn, Phase.PUBLISHED, turn.config.deadlines.ready_s)
-
-
-def _delete_old_objects(turn: Turn) -> None:
-    """Drop what belongs to epochs before the last few, unless an audit is open on it or a stage still starts from it."""
-    state = turn.state
-    open_epochs = {epoch for (epoch, _), case in state.cases.items() if case.outcome is None}
-    open_epochs |= {epoch for epoch, _, _ in state.shard_audits}
-    needed = {ref.key for ref in state.snapshots}
-    old = [epoch for epoch in state.objects if epoch <= state.epoch - EPOCHS_KEPT and epoch not in open_epochs]
-    for epoch in sorted(old):
-        keys = dict.fromkeys(state.objects.pop(epoch))
-        kept = [key for key in keys if key in needed]
-        if kept:
-            state.objects.setdefault(state.epoch, []).extend(kept)
-        turn.ask(DeleteObjects(keys=tuple(key for key in keys if key not in needed)))
-
-
-def _delete_frames(turn: Turn, epoch: Epoch) -> None:
-    """Frames that took the detour die with their leases. The epoch before is named again: a crash may have swallowed its turn."""
-    ended = (folder(turn.state.run_id, epoch=at, kind=detours.KIND) for at in (epoch - 1, epoch) if at >= 0)
-    turn.ask(DeleteObjects(folders=tuple(ended)))
 
 
 def _seal(turn: Turn) -> None:

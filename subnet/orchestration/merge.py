@@ -24,13 +24,11 @@ from subnet.orchestration.ledger import Committed, ShardMerged, UploadAccepted, 
 from subnet.orchestration.membership import member_of
 from subnet.orchestration.objects import is_digest, object_key
 from subnet.orchestration.state import StageMerge, Turn, Work
-from subnet.orchestration.work import check_epoch
+from subnet.orchestration.work import RECEIPTS_PER_UNIT, check_epoch
 from subnet.types import BlobRef, Digest, Direction, Hotkey, Phase, StageIndex
 
 SNAPSHOT_UPLOADERS = 2
-"""Digests become parts of keys in the blob store, so they are looked at before they are taken."""
-RECEIPTS_PER_UNIT = 8
-"""Most receipts of a segment for each backward of its quota: two a pass and the steps, and room for dropped samples."""
+"""Miners of a stage that each store its snapshot, where there are as many."""
 
 
 def upload_ref(run_id: str, hotkey: Hotkey, commit: wire.CommitEpoch) -> BlobRef:

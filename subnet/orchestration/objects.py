@@ -19,4 +19,14 @@ def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, co
 
 def folder(run_id: str, *, epoch: int, kind: str) -> str:
     """What the keys of an epoch's objects of one kind begin with."""
-    return f"runs/{run_id}/e{epoch}/{kind}"
+    return f"{epoch_folder(run_id, epoch=epoch)}/{kind}"
+
+
+def epoch_folder(run_id: str, *, epoch: int) -> str:
+    """What the keys of all objects of an epoch begin with."""
+    return f"runs/{run_id}/e{epoch}"
+
+
+def folder_of(key: str) -> str:
+    """The `epoch_folder` in which an object lies."""
+    return "/".join(key.split("/")[:3])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from subnet import wire
 from subnet.config import RunConfig, RunKind
-from subnet.orchestration.events import AnyEffect
+from subnet.orchestration.events import AnyEffect, DeleteObjects
 from subnet.orchestration.ledger import AnyFact, Ledger
 from subnet.types import (
     NO_DIGEST,
@@ -244,6 +244,8 @@ class State:
     """For each hotkey, by request id, oldest first."""
     objects: dict[Epoch, list[str]] = field(default_factory=dict)
     """Keys of what was stored for an epoch, to be deleted when it is old."""
+    deletions: dict[Epoch, DeleteObjects] = field(default_factory=dict)
+    """What is to be deleted and may not be yet, by the epoch whose publication asked for it."""
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -272,6 +274,10 @@ class State:
     def live_validators(self) -> list[Hotkey]:
         """Those of `validators` that were heard of lately."""
         return [validator for validator in self.validators if self.auditors[validator]]
+
+    def knows(self, hotkey: Hotkey) -> bool:
+        """Whether a key is registered, or was when it joined or enlisted."""
+        return hotkey in self.registered or hotkey in self.members or hotkey in self.auditors
 
     def live_roster(self, stage: int) -> list[Hotkey]:
         """Miners of the epoch's roster of a stage that are live there and not banned, in the roster's order."""

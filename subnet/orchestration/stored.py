@@ -15,9 +15,9 @@ from subnet.errors import DamagedState, OtherVersion
 from subnet.orchestration.state import ShardAudit, State
 from subnet.types import BlobRef, Epoch, StageIndex
 
-VERSION = 1
+VERSION = 2
 """Grows whenever a field of the state, or of anything in it, comes, goes, or changes its name, type or meaning."""
-READABLE = (VERSION,)
+READABLE = (1, VERSION)
 """Versions that `decode_state` takes. An older one stays where every field that it lacks has a default right for it."""
 _MAGIC = b"STRS"
 _DIGEST_BYTES = 32

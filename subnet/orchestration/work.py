@@ -18,6 +18,10 @@ from subnet.orchestration.state import Sample, Turn, Work
 from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Phase, Receipt, SampleId, StageIndex
 
 LEASES_AT_ONCE = 64
+SPARE_TARGETS = 4
+"""Samples that a miner may begin in an epoch and not be credited for, in multiples of its target: the record keeps each lease."""
+RECEIPTS_PER_UNIT = 8
+"""Most receipts for each sample, and for each backward of a segment's quota: two passes and steps, and room for dropped ones."""
 
 
 def lease_samples(turn: Turn, sender: Hotkey, request: wire.LeaseSamples) -> wire.Response:
@@ -44,12 +48,17 @@ def lease_samples(turn: Turn, sender: Hotkey, request: wire.LeaseSamples) -> wir
 
 def _num_left(turn: Turn, sender: Hotkey, lane: range) -> int:
     """Samples that the sender may still begin: in a pipeline others wait for them as long as the epoch lasts, in a lane of
-    one stage nobody does, and every miner does the same H local steps (papers.md B3). What came to nothing is given again.
+    one stage nobody does, and every miner does the same H local steps (papers.md B3). What came to nothing is given again,
+    as long as that does not happen all the time. Raises Refused.
     """
-    if len(lane) > 1:
-        return LEASES_AT_ONCE
     current, target = turn.state.current, turn.config.training.target_batches
-    return target - current.cursors.get(sender, 0) + current.num_lost.get(sender, 0)
+    begun, work = current.cursors.get(sender, 0), current.work.get(sender)
+    num_spare = LEASES_AT_ONCE + SPARE_TARGETS * target + (len(work.credited) if work else 0) - begun
+    if num_spare <= 0:
+        raise Refused("leases", f"too many of the {begun} samples that began with you in this epoch came to nothing")
+    if len(lane) > 1:
+        return num_spare
+    return min(num_spare, target - begun + current.num_lost.get(sender, 0))
 
 
 def _next_lease(turn: Turn, sender: Hotkey, lane: range) -> Lease | None:
@@ -110,6 +119,8 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
     hop = stage - lane.start
     if not 0 < hop < len(lane) or sample.lease.hops[hop - 1] != sender:
         raise Refused("lease", "only the miner before the hop that failed may ask for another")
+    if sample.credited[hop]:
+        raise Refused("lease", "that hop has done this sample's work and is credited for it")
     failed = sample.lease.hops[hop]
     edge = (sender, failed)
     current.reroutes[edge] = current.reroutes.get(edge, 0) + 1
@@ -132,6 +143,7 @@ def reroute(turn: Turn, sender: Hotkey, request: wire.Reroute) -> wire.Response:
         attempt=attempt,
     )
     hops = (*sample.lease.hops[:hop], replaced, *sample.lease.hops[hop + 1 :])
+    sample.forward[hop] = sample.backward[hop] = None  # what the replaced miner attested earns the new one nothing
     return wire.Leases(leases=(_lease(turn, request.lease.sample, attempt=attempt, hops=hops),))
 
 
@@ -180,6 +192,8 @@ def post_receipts(turn: Turn, sender: Hotkey, request: wire.PostReceipts) -> wir
     heads = _heads(work.head, fresh)
     if (heads[-1] if heads else work.head) != request.head:
         raise Refused("chain", "the head does not follow from the receipts")
+    if known + len(fresh) > RECEIPTS_PER_UNIT * (1 + len(current.samples)):
+        raise Refused("receipt", f"more receipts than {len(current.samples)} samples of epoch {current.epoch} can have")
     _check_own(turn, member.stage, fresh)
     current.work[sender] = work
     for receipt, head in zip(fresh, heads, strict=True):
@@ -329,7 +343,8 @@ def _cut(turn: Turn, sender: Hotkey, work: Work, num_receipts: int) -> None:
     for number in void:
         del work.credited[number]
     for receipt in lost:
-        if receipt.sample in current.open_samples:
+        is_open = receipt.sample in current.open_samples
+        if is_open and sender in current.samples[receipt.sample].lease.hops:  # a receipt may name anybody's sample
             drop(turn, receipt.sample, "a miner that held it restarted")
     if void:
         _note_lost(turn, sender, len(void))

@@ -197,6 +197,15 @@ async def test_keys_that_lead_elsewhere_are_errors_of_the_caller(opened: Opener,
             stores.owner.upload_url(BlobRef(key=key, digest=digest(b""), size_bytes=0), expires_at_s=soon())
 
 
+async def test_what_is_a_folder_in_a_directory_is_no_object(tmp_path: Path) -> None:
+    store = DirectoryBlobStore(tmp_path, "http://h", secret=b"s", clock=CLOCK)
+    await store.put("a/b", b"123")
+    for key in ("a", "a/b/c"):
+        await store.delete(key)
+        assert await store.size(key) is None
+    assert await store.get("a/b") == b"123"
+
+
 def test_a_bucket_is_named_by_its_url_and_the_variables_of_s3_tools() -> None:
     key = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
     bucket = Bucket.from_url("s3://models/run/a/", key | {"AWS_REGION": "eu-west-1"})

@@ -15,7 +15,7 @@ from subnet.adapters.embedded_store import EmbeddedStore, find_embedded, start_e
 from subnet.adapters.memory import MemoryStateStore
 from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
-from subnet.errors import InvalidConfig, InvariantBroken, TransientFailure
+from subnet.errors import DamagedState, InvalidConfig, InvariantBroken, Superseded, TransientFailure
 from subnet.ports import StateStore, StoredState
 
 CLOCK = SystemClock()
@@ -116,12 +116,19 @@ async def test_who_reads_from_before_the_stored_state_is_told_so(store: StateSto
         await entries(store, after=2)
 
 
+async def test_a_journal_that_ends_before_the_stored_state_has_lost_something(store: StateStore) -> None:
+    await store.append([b"1"])
+    assert await entries(store, after=1) == []
+    with pytest.raises(DamagedState):
+        await entries(store, after=2)
+
+
 async def test_a_state_stored_twice_is_stored_once_and_an_older_one_is_not(store: StateStore) -> None:
     for number in range(3):
         await store.append([b"%d" % number])
     for _ in range(2):
         await store.put_state(StoredState(at_record=2, data=b"2"))
-    with pytest.raises(InvariantBroken, match="another process"):
+    with pytest.raises(Superseded, match="another process"):
         await store.put_state(StoredState(at_record=1, data=b"1"))
     assert await store.get_state() == StoredState(at_record=2, data=b"2")
     assert await entries(store, after=2) == [b"2"]
@@ -202,7 +209,7 @@ async def test_a_second_writer_of_one_journal_stops(server: EmbeddedStore) -> No
     async with opened(server, "two") as one, opened(server, "two") as two:
         assert await entries(one) == await entries(two) == []
         await one.append([b"one"])
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await two.append([b"two"])
         assert await entries(one) == [b"one"]
 
@@ -214,9 +221,9 @@ async def test_a_second_writer_is_found_after_a_trim_too(server: EmbeddedStore) 
         assert await entries(two) == [b"one"]
         assert await one.append([b"two"]) == 2
         await one.put_state(StoredState(at_record=2, data=b""))
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await two.append([b"late"])
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await two.put_state(StoredState(at_record=1, data=b"late"))
         assert await one.append([b"three"]) == 3
         assert await entries(one, after=2) == [b"three"]
@@ -248,7 +255,7 @@ async def test_numbers_go_on_when_the_server_was_killed_with_everything_trimmed(
         late._next_id = 2
         assert await store.get_state() == StoredState(at_record=2, data=LARGE)
         assert await entries(store, after=2) == []
-        with pytest.raises(InvariantBroken, match="another process"):
+        with pytest.raises(Superseded, match="another process"):
             await late.append([b"another b"])
         assert await store.append([b"c"]) == 3
     second.stop()
@@ -357,6 +364,36 @@ async def test_a_gap_in_the_journal_is_found(server: EmbeddedStore) -> None:
         await store._redis.xdel("gap:journal", "2-0")
         with pytest.raises(InvariantBroken, match="lacks record 2"):
             await entries(store)
+
+
+async def test_a_journal_that_is_gone_is_not_gone_on_from(server: EmbeddedStore) -> None:
+    """As a server leaves it that drops keys, or somebody who deletes some."""
+    async with opened(server, "gone") as store, opened(server, "gone") as after:
+        for number in range(3):
+            await store.append([b"%d" % number])
+        await store.put_state(StoredState(at_record=2, data=b"state"))
+        await store._redis.delete("gone:journal")
+        with pytest.raises(DamagedState, match="as of record 2, and journal gone:journal ends with record 0"):
+            await entries(after, after=2)
+
+
+async def test_a_state_without_its_number_is_damaged(server: EmbeddedStore) -> None:
+    async with opened(server, "number") as store:
+        await store.append([b"a"])
+        await store.put_state(StoredState(at_record=1, data=b"state"))
+        await store._redis.lset("number:state", 0, "1x")
+        for call in (store.get_state(), entries(store, after=1)):
+            with pytest.raises(DamagedState, match="number of a record"):
+                await call
+
+
+async def test_a_server_that_drops_keys_is_refused(tmp_path: Path) -> None:
+    server = start_embedded(tmp_path)
+    async with opened(server, "run") as store:
+        await store._redis.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(InvalidConfig, match="noeviction"):
+            await store.append([b"a"])
+    server.stop()
 
 
 async def test_a_server_that_keeps_nothing_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from neurons.leader import Leadership
 from subnet.adapters.embedded_store import EmbeddedStore, start_embedded
 from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
-from subnet.errors import InvariantBroken, TransientFailure
+from subnet.errors import Superseded, TransientFailure
 from subnet.ports import StoredState
 
 CLOCK = SystemClock()
@@ -64,9 +64,9 @@ async def test_a_leader_that_is_gone_is_replaced_and_learns_of_it(stores: list[R
         await second.take(lambda leader: None)
     assert [entry async for entry in stores[1].read()] == [b"one"]
     await stores[1].append([b"two"])
-    with pytest.raises(TransientFailure, match="b leads this run now"):
+    with pytest.raises(Superseded, match="b leads this run now"):
         await first.keep()
-    with pytest.raises(InvariantBroken, match="another process"):
+    with pytest.raises(Superseded, match="another process"):
         await stores[0].append([b"a late one"])
     await first.give_up()
     await second.take(pytest.fail)
@@ -85,9 +85,9 @@ async def test_a_stand_by_takes_over_from_the_state_that_the_leader_stored(store
     assert [entry async for entry in stores[1].read(after=2)] == [b"three"]
     assert await stores[1].append([b"four"]) == 4
     await stores[1].put_state(StoredState(at_record=4, data=b"all"))
-    with pytest.raises(InvariantBroken, match="another process"):
+    with pytest.raises(Superseded, match="another process"):
         await stores[0].append([b"a late one"])
-    with pytest.raises(InvariantBroken, match="another process"):
+    with pytest.raises(Superseded, match="another process"):
         await stores[0].put_state(StoredState(at_record=3, data=b"a late one"))
     assert await stores[1].get_state() == StoredState(at_record=4, data=b"all")
 

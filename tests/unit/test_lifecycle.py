@@ -19,6 +19,7 @@ from subnet.errors import (
     Refused,
     StartupRefused,
     StrataError,
+    Superseded,
     TransientFailure,
 )
 from subnet.types import Hotkey
@@ -174,6 +175,7 @@ def test_logs_are_json_lines_with_fields(tmp_path: Path) -> None:
     [
         (InvalidConfig("x"), ExitCode.INVALID_CONFIG),
         (InvariantBroken("x"), ExitCode.INVARIANT_BROKEN),
+        (Superseded("x"), ExitCode.SUPERSEDED),
         (Refused("banned", "x"), ExitCode.REFUSED),
         (TransientFailure("x"), ExitCode.UNAVAILABLE),
         (Backpressure("x"), ExitCode.UNAVAILABLE),
@@ -189,7 +191,8 @@ def test_every_code_is_explained_and_told_apart() -> None:
     assert set(MEANINGS) == set(ExitCode)
     assert len(set(MEANINGS.values())) == len(ExitCode)
     assert 2 not in set(ExitCode)
-    assert set(RESTART_IS_USELESS).isdisjoint({ExitCode.OK, ExitCode.UNAVAILABLE, ExitCode.CHAIN_UNREACHABLE})
+    worth_a_restart = {ExitCode.OK, ExitCode.UNAVAILABLE, ExitCode.CHAIN_UNREACHABLE, ExitCode.SUPERSEDED}
+    assert set(RESTART_IS_USELESS).isdisjoint(worth_a_restart)
     assert len(exit_code_table().splitlines()) == len(ExitCode)
 
 

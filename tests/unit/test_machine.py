@@ -23,9 +23,10 @@ from subnet.orchestration.events import (
 from subnet.orchestration.ledger import BeaconSeen, EpochStarted, RunCreated
 from subnet.orchestration.state import ANSWERS_KEPT, State
 from subnet.types import Epoch, Hotkey, Metagraph, Neuron, Outcome, Phase, Uid
-from tests.unit.orchestration import CONFIG, MINERS, RUN, START, VALIDATORS, Run, created
+from tests.unit.orchestration import CONFIG, MINERS, RUN, VALIDATORS, Run, created
 
 SIX = MINERS
+ENDLESS = msgspec.structs.replace(CONFIG, training=msgspec.structs.replace(CONFIG.training, num_epochs=0))
 
 
 def whole_epoch(run: Run) -> None:
@@ -78,7 +79,7 @@ def test_a_run_that_nobody_closes_finishes_at_its_deadlines() -> None:
 
 
 def test_a_run_without_an_end_goes_on() -> None:
-    run = Run(config=msgspec.structs.replace(CONFIG, training=msgspec.structs.replace(CONFIG.training, num_epochs=0)))
+    run = Run(config=ENDLESS)
     run.begin(*SIX)
     for _ in range(5):
         whole_epoch(run)
@@ -87,23 +88,6 @@ def test_a_run_without_an_end_goes_on() -> None:
     assert run.state.epoch == 5
     assert [fact.epoch for fact in run.facts(EpochStarted)] == list(range(6))
     assert [fact.beacon for fact in run.facts(BeaconSeen)] == [f"b{n}" for n in range(1, 6)]
-    assert any("/e0/upload/" in key for key in run.deleted)
-    assert all(snapshot.key not in run.deleted for snapshot in run.state.snapshots)
-    ends = [0, 0, 1, 1, 2, 2, 3, 3, 4]  # each is named twice: a crash may swallow what one turn asked for
-    assert run.deleted_folders == [f"runs/{RUN}/e{epoch}/frame" for epoch in ends]
-
-
-def test_objects_that_are_still_needed_outlive_their_epoch() -> None:
-    """A stage that nobody merged starts from genesis for ever; an open audit keeps what it is about."""
-    run = Run(config=msgspec.structs.replace(CONFIG, training=msgspec.structs.replace(CONFIG.training, num_epochs=0)))
-    run.begin(*SIX)
-    for _ in range(5):
-        run.tick(CONFIG.deadlines.training_s)
-        run.commit()
-        for miner in SIX:
-            run.done(miner, wire.UploadDone(epoch=run.state.epoch))
-        run.ready(*SIX)
-    assert run.deleted and START.key not in run.deleted
 
 
 # ---- gathering and starting ------------------------------------------------------------------------------------------

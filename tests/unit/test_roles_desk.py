@@ -34,7 +34,7 @@ def store() -> MemoryBlobStore:
 @pytest.fixture
 def desk(run: Run, store: MemoryBlobStore) -> Desk:
     signer = KeypairSigner.from_uri("//owner", deterministic=True)
-    return Desk(state=run.state, signer=signer, blobs=store, clock=SystemClock())
+    return Desk(state=lambda: run.state, signer=signer, blobs=store, clock=SystemClock())
 
 
 def grant(desk: Desk, request: wire.RequestUpload = REQUEST) -> wire.UploadGrant:

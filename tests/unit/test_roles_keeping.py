@@ -8,44 +8,43 @@ import pytest
 
 from neurons.exit_codes import ExitCode, exit_code_of
 from neurons.roles.orchestrator import Orchestrator
-from neurons.roles.ports import OrchestratorPorts
 from subnet import wire
-from subnet.adapters.auth import KeypairSigner
-from subnet.adapters.memory import InlineCompute, MemoryBlobStore, MemoryStateStore
-from subnet.adapters.memory_chain import MemoryChainConfig, MemoryChainState
-from subnet.errors import DamagedState, InvariantBroken, OtherVersion, StrataError, TransientFailure
+from subnet.adapters.memory import MemoryBlobStore, MemoryStateStore
+from subnet.errors import DamagedState, OtherVersion, StrataError, Superseded, TransientFailure
 from subnet.orchestration import stored
 from subnet.orchestration.events import Created, encode_event
 from subnet.orchestration.segments import encode_segment, segment_key
 from subnet.orchestration.state import State
 from subnet.orchestration.stored import encode_state
 from subnet.ports import StoredState
-from subnet.sim.loop import VirtualClock
 from subnet.sim.loop import run as run_in_virtual_time
 from tests.unit.orchestration import CONFIG, MINERS, RUN, Run
-
-OWNER = KeypairSigner.from_uri("//owner", deterministic=True)
+from tests.unit.orchestrators import World, killed
 
 
 class AwayBlobs(MemoryBlobStore):
     """A blob store that cannot be reached for a while."""
 
     is_away = False
+    deletes_nothing = False
 
     async def put(self, key: str, data: bytes) -> None:
         if self.is_away:
             raise TransientFailure("away")
         await super().put(key, data)
 
+    async def delete_under(self, prefix: str) -> None:
+        if self.deletes_nothing:
+            raise TransientFailure("away")
+        await super().delete_under(prefix)
 
-class Machine:
+
+class Machine(World):
     """The stores of one run, in which orchestrators start and are killed. Nobody is registered: what happened is in `run`."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.store = MemoryStateStore(self.clock)
-        self.blobs = AwayBlobs(self.clock)
-        self.chain = MemoryChainState(self.clock, MemoryChainConfig(block_time_s=1.0), owner_hotkey=OWNER.hotkey)
+        super().__init__()
+        self.blobs: AwayBlobs = AwayBlobs(self.clock)
         self.run = Run()
         self.run.begin(*MINERS)
         self.run.train()
@@ -72,19 +71,7 @@ class Machine:
         def genesis() -> Created:
             raise AssertionError("the run exists")
 
-        orchestrator = Orchestrator(
-            config=CONFIG,
-            ports=OrchestratorPorts(
-                signer=OWNER,
-                store=self.store,
-                blobs=self.blobs,
-                chain=self.chain.view(OWNER.hotkey),
-                compute=InlineCompute(),
-                clock=self.clock,
-            ),
-            discovery=wire.Discovery(u="u", r=run_id, v=wire.PROTOCOL_VERSION, c="c"),
-            genesis=genesis,
-        )
+        orchestrator = self.orchestrator(CONFIG, run_id=run_id, genesis=genesis)
         task = asyncio.create_task(orchestrator.run())
         await self.clock.sleep(0.1)
         if task.done():
@@ -92,8 +79,7 @@ class Machine:
         yield orchestrator
         if task.done():
             await task
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await killed(task)
 
 
 def with_machine(story: Callable[[Machine], Awaitable[None]]) -> None:
@@ -141,6 +127,27 @@ def test_the_state_waits_for_the_segments_before_it() -> None:
     with_machine(story)
 
 
+def test_what_was_to_be_deleted_when_the_orchestrator_was_killed_is_deleted_by_the_next() -> None:
+    """The state was stored meanwhile, and the events that asked for it are gone from the journal."""
+
+    async def story(machine: Machine) -> None:
+        frame = f"runs/{RUN}/e0/frame/m1/f1"
+        await machine.blobs.put(frame, b"payload")
+        await machine.write_journal()
+        machine.blobs.deletes_nothing = True
+        async with machine.started() as first:
+            await machine.clock.sleep(5.0)
+            assert list(first.state.deletions) == [0]
+        assert await machine.store.get_state() is not None
+        assert await machine.blobs.size(frame) is not None
+        machine.blobs.deletes_nothing = False
+        async with machine.started() as second:
+            await machine.clock.sleep(5.0)
+            assert await machine.blobs.size(frame) is None and not second.state.deletions
+
+    with_machine(story)
+
+
 async def refused(machine: Machine, run_id: str = RUN) -> StrataError:
     """Why an orchestrator did not start; nothing may have changed."""
     before, kept = await machine.entries(), await machine.store.get_state()
@@ -170,6 +177,45 @@ def test_so_does_the_state_of_another_version(monkeypatch: pytest.MonkeyPatch) -
         await machine.store.append([b"record"])
         await machine.store.put_state(StoredState(at_record=1, data=older))
         assert isinstance(await refused(machine), OtherVersion)
+
+    with_machine(story)
+
+
+@pytest.mark.parametrize(
+    ("entry", "kind", "code"),
+    [
+        (b'{"event":"Invented","at_s":1.0}', OtherVersion, ExitCode.VERSION_MISMATCH),
+        (b'{"event":"Ticked","at_s":1.0,"since":2}', OtherVersion, ExitCode.VERSION_MISMATCH),
+        (b'{"event":"Ticked","at_', DamagedState, ExitCode.DAMAGED_STATE),
+        (b'{"event":"Tick\xff\xfe","at_s":1.0}', DamagedState, ExitCode.DAMAGED_STATE),
+        (b"", DamagedState, ExitCode.DAMAGED_STATE),
+    ],
+)
+def test_a_journal_that_does_not_read_stops_the_start(entry: bytes, kind: type[StrataError], code: ExitCode) -> None:
+    async def story(machine: Machine) -> None:
+        number = await machine.write_journal()
+        await machine.store.append([entry])
+        error = await refused(machine)
+        assert type(error) is kind and exit_code_of(error) == code
+        assert f"entry {number} after record 0" in str(error) and "Nothing was changed" in str(error)
+
+    with_machine(story)
+
+
+@pytest.mark.parametrize("num_events", [0, 20])
+def test_a_store_that_lost_what_is_sealed_is_not_gone_on_from(num_events: int) -> None:
+    """An empty one, or an old backup: other facts would be sealed under a number that validators have read already."""
+
+    async def story(machine: Machine) -> None:
+        await machine.write_journal()
+        async with machine.started() as first:
+            assert first.state.ledger.num_segments == 1
+        machine.store = MemoryStateStore(machine.clock)
+        for event in machine.run.events[:num_events]:
+            await machine.store.append([encode_event(event)])
+        error = await refused(machine)
+        assert isinstance(error, DamagedState) and "segment 0 lies in the blob store already" in str(error)
+        assert ("empty" in str(error)) == (num_events == 0)
 
     with_machine(story)
 
@@ -218,6 +264,6 @@ def test_a_newer_state_than_ones_own_ends_the_process() -> None:
                 machine.blobs.is_away = False
                 await machine.clock.sleep(5.0)
                 assert not orchestrator.state.posted
-        assert found.group_contains(InvariantBroken, match="another process")
+        assert found.group_contains(Superseded, match="another process")
 
     with_machine(story)

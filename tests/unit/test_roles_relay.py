@@ -41,7 +41,9 @@ class Office:
         self.run.begin(*MINERS)
         self.store = MemoryBlobStore(self.clock)
         self.blobs = MemoryBlobs(self.store)
-        self.relay = Relay(config=CONFIG, state=self.run.state, blobs=self.store, clock=self.clock, wake=self.wake)
+        self.relay = Relay(
+            config=CONFIG, state=lambda: self.run.state, blobs=self.store, clock=self.clock, wake=self.wake
+        )
         self.lease = self.run.lease(self.run.state.current.roster[0][0])[0]
         self.sender, self.receiver = self.lease.hops[:2]
 

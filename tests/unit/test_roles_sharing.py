@@ -55,7 +55,7 @@ def control(store: MemoryBlobStore) -> AtTheDesk:
     run = Run()
     run.begin(*MINERS)
     signer = KeypairSigner.from_uri("//owner", deterministic=True)
-    return AtTheDesk(Desk(state=run.state, signer=signer, blobs=store, clock=SystemClock()))
+    return AtTheDesk(Desk(state=lambda: run.state, signer=signer, blobs=store, clock=SystemClock()))
 
 
 @pytest.fixture

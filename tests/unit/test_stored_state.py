@@ -19,7 +19,7 @@ from subnet.orchestration.state import State
 from subnet.orchestration.stored import VERSION, decode_state, encode_state
 from tests.unit.orchestration import CONFIG, NINE, Run
 
-FIELDS = {1: "c1f4"}
+FIELDS = {1: "c1f4", 2: "eb5d"}
 """By version of the stored state: how the digest of all its fields begins."""
 
 
@@ -93,6 +93,18 @@ def test_another_version_says_who_wrote_it(run: Run, monkeypatch: pytest.MonkeyP
     with pytest.raises(OtherVersion, match=rf"of version {VERSION + 1}, written by Strata 7\.3\.0") as found:
         decode_state(newer)
     assert exit_code_of(found.value) == ExitCode.VERSION_MISMATCH
+
+
+def test_a_state_of_the_version_before_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 knew nothing of deletions."""
+    again = dataclasses.replace(run.state, deletions={})
+    older = msgspec.msgpack.decode(encode_state(again, written_by="")[40:])
+    del older[0]["deletions"]
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "VERSION", 1)
+        patch.setattr(stored, "_Stored", lambda **parts: older)
+        data = encode_state(run.state, written_by="0.1.0")
+    assert decode_state(data) == again
 
 
 def test_a_state_that_does_not_fit_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:

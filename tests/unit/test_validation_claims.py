@@ -59,7 +59,7 @@ async def test_an_object_that_another_stored_is_not_ones_own() -> None:
     owner, thief = MINERS[:2]
     store = MemoryBlobStore(SystemClock())
     signer = KeypairSigner.from_uri("//owner", deterministic=True)
-    desk = Desk(state=run.state, signer=signer, blobs=store, clock=SystemClock())
+    desk = Desk(state=lambda: run.state, signer=signer, blobs=store, clock=SystemClock())
     wanted = wire.RequestUpload(kind="snapshot", epoch=Epoch(0), name="outer", digest=digest(b"params"), size_bytes=6)
     granted = desk.grant_upload(owner, wanted)
     assert isinstance(granted, wire.UploadGrant)

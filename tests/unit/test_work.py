@@ -257,6 +257,30 @@ def test_leases_are_for_the_first_stage_of_the_roster(run: Run) -> None:
     assert run.refusal(later, wire.LeaseSamples(epoch=Epoch(1), count=1)) == "epoch"
 
 
+def test_who_begins_samples_and_finishes_none_gets_no_more_of_them(run: Run) -> None:
+    """Each lease is on record for ever, and one miner could fill it until nobody can read it."""
+    miner, other = run.state.current.roster[0]
+    num_spare = work.LEASES_AT_ONCE + work.SPARE_TARGETS * CONFIG.training.target_batches
+    leases = [lease for _ in range(2) for lease in run.lease(miner, num_spare)]
+    request = wire.LeaseSamples(epoch=Epoch(0), count=1)
+    assert len(leases) == num_spare and run.refusal(miner, request) == "leases"
+    assert len(run.lease(other)) == 1
+    run.work(leases[0])
+    assert len(run.lease(miner, 8)) == 1, "as many as it finishes"
+    assert run.refusal(miner, request) == "leases"
+
+
+def test_a_chain_holds_no_more_than_work_can_have_made(run: Run) -> None:
+    lease = first_lease(run)
+    step = msgspec.structs.replace(passes(lease, 0, 3)[0], direction=Direction.STEP)
+    most = 2 * work.RECEIPTS_PER_UNIT
+    assert isinstance(run.post(lease.hops[0], *([step] * most)), wire.Ack)
+    answer = run.post(lease.hops[0], step)
+    assert isinstance(answer, wire.ErrorBody) and answer.code == "receipt"
+    first_lease(run)
+    assert isinstance(run.post(lease.hops[0], step), wire.Ack)
+
+
 def test_a_banned_miner_gets_no_lease(run: Run) -> None:
     miner = run.state.current.roster[0][0]
     run.state.members[miner].banned_until = 3
@@ -282,6 +306,25 @@ def test_a_hop_that_cannot_be_reached_is_rerouted(run: Run) -> None:
     assert run.refusal(lease.hops[0], wire.Reroute(lease=lease, stage=StageIndex(1))) == "lease"
     run.work(new)
     assert num_credited(run) == 3
+
+
+def test_who_takes_over_a_hop_is_not_paid_for_what_the_one_before_it_attested(run: Run) -> None:
+    """Nor may the orchestrator fall over it: the new one has said nothing yet, and has no books."""
+    lease = first_lease(run)
+    run.work(lease, without=lease.hops[:1])
+    (new,) = run.ask(lease.hops[0], wire.Reroute(lease=lease, stage=StageIndex(1))).leases  # type: ignore[union-attr]
+    assert isinstance(run.post(lease.hops[0], *passes(lease, 0, 3)), wire.Ack)
+    assert num_credited(run) == 1, "the last stage, whose neighbour attests it; the hop before waits for its new miner"
+    run.work(new, without=(lease.hops[0], lease.hops[2]))
+    assert sorted(fact.hotkey for fact in run.facts(Credited)) == sorted(new.hops)
+
+
+def test_a_hop_that_is_credited_is_not_taken_away(run: Run) -> None:
+    lease = first_lease(run)
+    run.work(lease, without=lease.hops[:1])
+    run.post(lease.hops[0], passes(lease, 0, 3)[0])
+    assert lease.hops[1] in {fact.hotkey for fact in run.facts(Credited)}
+    assert run.refusal(lease.hops[0], wire.Reroute(lease=lease, stage=StageIndex(1))) == "lease"
 
 
 @pytest.mark.parametrize("stage", [0, 3, -1])
@@ -340,6 +383,16 @@ def test_a_restarted_miner_goes_on_from_its_checkpoint_and_loses_what_came_after
     again = run.ask(miner, wire.Resume(epoch=Epoch(0), num_receipts=0, head=first))
     assert again == wire.Resumed(num_receipts=0)
     assert len(run.facts(Voided)) == 1
+
+
+def test_a_restart_takes_no_sample_from_miners_that_the_restarted_one_never_worked_with(run: Run) -> None:
+    """Whoever likes can write a receipt of any sample into its own chain, and cut it off again."""
+    lease = first_lease(run)
+    other = next(hotkey for hotkey in run.state.current.roster[0] if hotkey != lease.hops[0])
+    run.post(other, passes(lease, 0, 3)[0])
+    first = receipts.first_head(RUN, Epoch(0), other)
+    assert run.ask(other, wire.Resume(epoch=Epoch(0), num_receipts=0, head=first)) == wire.Resumed(num_receipts=0)
+    assert list(run.state.current.open_samples) == [lease.sample] and not run.facts(SampleDropped)
 
 
 def test_who_is_ahead_of_the_record_posts_the_rest_again(run: Run) -> None:

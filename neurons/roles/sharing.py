@@ -151,18 +151,21 @@ class Sharing:
             self.merges.append(MergeBytes(epoch=epoch, vector_bytes=plan.num_elements * ITEM_BYTES))
         return self.merges[-1]
 
-    async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> bytes:
-        """Download the merged pseudo-gradient whole and take the outer step; returns the snapshot's bytes."""
+    async def download_merged(self, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> Vector:
+        """The merged pseudo-gradient, whole, each shard checked against its digest."""
         urls = await self.urls([shard.ref for shard in merged])
         parts = [await self.get("shard", shard.ref, url=url) for shard, url in zip(merged, urls, strict=True)]
         self._count(plan.epoch, plan).received += sum(map(len, parts))
-        vector = to_vector(b"".join(parts), plan.num_elements)
+        return to_vector(b"".join(parts), plan.num_elements)
+
+    async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Vector) -> bytes:
+        """Take the outer step with a merged pseudo-gradient; returns the snapshot's bytes."""
         is_alone = len(plan.shards[0].reducers) == 1
 
         def apply() -> bytes:
             if is_alone:
-                return encode_snapshot(*keep_params(anchor.params, anchor.momentum, vector))
-            return encode_snapshot(*outer_step(anchor.params, anchor.momentum, vector, self._config.training))
+                return encode_snapshot(*keep_params(anchor.params, anchor.momentum, merged))
+            return encode_snapshot(*outer_step(anchor.params, anchor.momentum, merged, self._config.training))
 
         return await self._compute.run(apply)
 

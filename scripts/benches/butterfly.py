@@ -1,16 +1,14 @@
 """Butterfly of a 100 MB vector through the real merge and blob store, against gloo's all-reduce of as many bytes."""
 
 import asyncio
-import contextlib
 import os
 import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,23 +17,21 @@ from benches.fleet import RUN, keys
 from benches.measure import Child, Line, answer_questions, children, fact, limit, median, run_loop
 from benches.owner import OWNER
 from neurons.roles.desk import Desk
-from neurons.roles.sharing import Anchor, Sharing
+from neurons.roles.sharing import Sharing
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
 from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control
 from subnet.adapters.listener import Listener
-from subnet.adapters.system import SystemClock
+from subnet.adapters.system import SystemClock, ThreadCompute
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
 from subnet.merging.schedule import shard_plans
 from subnet.merging.upload import chunk_digests, to_bytes, upload_digest
 from subnet.orchestration.objects import object_key
 from subnet.orchestration.state import Member, State
-from subnet.types import BlobRef, Digest, Endpoint, Epoch, Hotkey, NumericMode, StageIndex
-
-T = TypeVar("T")
+from subnet.types import BlobRef, Endpoint, Epoch, Hotkey, NumericMode, StageIndex
 
 NUM_ELEMENTS = 25_000_000
 VECTOR_BYTES = 4 * NUM_ELEMENTS
@@ -94,18 +90,6 @@ async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey])
     await listener.stop()
 
 
-class _Merged(Exception):
-    """The merged vector is complete: the outer step that follows is no part of an all-reduce."""
-
-
-class _UntilMerged:
-    """Ends where the outer step would begin (ports.Compute)."""
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Raises _Merged."""
-        raise _Merged
-
-
 def miner_process(connection: Connection, url: str, number: int) -> None:
     """One miner's sharing: commit, upload, reduce, download."""
     run_loop(_share(connection, url, keys(number + 1)[number]))
@@ -115,10 +99,8 @@ async def _share(connection: Connection, url: str, signer: KeypairSigner) -> Non
     async with open_session() as session:
         control = HttpControl(session, url, signer=signer, orchestrator=OWNER.hotkey, clock=SystemClock())
         sharing = Sharing(
-            config=CONFIG, control=control, blobs=HttpBlobs(session), compute=_UntilMerged(), hotkey=signer.hotkey
+            config=CONFIG, control=control, blobs=HttpBlobs(session), compute=ThreadCompute(), hotkey=signer.hotkey
         )
-        zeros = np.zeros(NUM_ELEMENTS, dtype=np.float32)
-        anchor = Anchor(params=zeros, momentum=zeros, digest=Digest(""))
         data = to_bytes(vector(int(time.monotonic_ns() % 1_000_003)))
 
         async def reply(question: Any) -> object:
@@ -133,8 +115,7 @@ async def _share(connection: Connection, url: str, signer: KeypairSigner) -> Non
                     await sharing.reduce(_plan(question))
                 case "download":
                     merged = [_shard(shard) for shard in question["merged"]]
-                    with contextlib.suppress(_Merged):
-                        await sharing.apply_outer(anchor, _plan(question), merged)
+                    await sharing.download_merged(_plan(question), merged)
                     result["merged_s"] = time.monotonic() - began
             sent, received = (sharing.merges[-1].sent, sharing.merges[-1].received) if sharing.merges else (0, 0)
             return result | {"sent": sent, "received": received, "cpu_s": time.process_time()}

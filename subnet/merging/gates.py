@@ -40,15 +40,29 @@ def tree_sum(values_E: Floats) -> float:
 def dot(left_E: npt.NDArray[np.floating], right_E: npt.NDArray[np.floating]) -> float:
     """Inner product in float64; squares of float32 values are exact in it. Blocks are added up, then one tree sums the block."""
     sums = np.zeros(min(left_E.size, BLOCK))
+    scratch = np.empty_like(sums)
     for block in blocks(left_E.size):
-        products = np.multiply(left_E[block], right_E[block], dtype=np.float64)
+        products = widened(left_E[block], scratch)
+        np.multiply(products, products if right_E is left_E else right_E[block], out=products)
         sums[: products.size] += products
     return tree_sum(sums)
+
+
+def widened(values_E: npt.NDArray[np.floating], scratch: Floats) -> Floats:
+    """A block in float64, in `scratch`: numpy multiplies mixed types by way of buffers of its own, at half the speed."""
+    wide = scratch[: values_E.size]
+    wide[:] = values_E
+    return wide
 
 
 def norm(values_E: npt.NDArray[np.floating]) -> float:
     """Euclidean length."""
     return math.sqrt(dot(values_E, values_E))
+
+
+def norms(slices: Sequence[Slice]) -> list[float]:
+    """Euclidean length of each slice, which both gates ask for."""
+    return [norm(values) for values in slices]
 
 
 def median(values: Sequence[float]) -> float:
@@ -58,25 +72,26 @@ def median(values: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0
 
 
-def clip_norms(slices: Sequence[Slice], norm_cap: float) -> list[Slice]:
+def clip_norms(slices: Sequence[Slice], lengths: Sequence[float], norm_cap: float) -> list[Slice]:
     """Slices longer than `norm_cap` times the median length, scaled down to it and rounded to float32; others untouched."""
-    norms = [norm(values) for values in slices]
-    limit = norm_cap * median(norms)
+    limit = norm_cap * median(lengths)
     return [
         values if length <= limit else np.multiply(values, limit / length, dtype=np.float64).astype(np.float32)
-        for values, length in zip(slices, norms, strict=True)
+        for values, length in zip(slices, lengths, strict=True)
     ]
 
 
-def agreeing(slices: Sequence[Slice]) -> list[bool]:
+def agreeing(slices: Sequence[Slice], lengths: Sequence[float]) -> list[bool]:
     """For each slice, whether its cosine to the coordinate-wise median lies within 4 MAD of what is usual."""
     if len(slices) < MIN_FOR_COSINE:
         return [True] * len(slices)
     middle_E = np.empty(slices[0].size)
     for block in blocks(middle_E.size):
         middle_E[block] = coordinate_median([values[block] for values in slices])
-    length = norm(middle_E)
-    cosines = [_cosine(values, middle_E, length) for values in slices]
+    usual_length = norm(middle_E)
+    cosines = [
+        _cosine(dot(values, middle_E), length * usual_length) for values, length in zip(slices, lengths, strict=True)
+    ]
     usual = median(cosines)
     spread = median([abs(cosine - usual) for cosine in cosines])
     return [cosine >= usual - max(COSINE_MADS * spread, COSINE_SLACK) for cosine in cosines]
@@ -115,7 +130,6 @@ def _comparisons(num_rows: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _cosine(values_E: Slice, middle_E: Floats, length: float) -> float:
-    """Cosine of an angle; a zero vector points nowhere and gets 0."""
-    scale = norm(values_E) * length
-    return dot(values_E, middle_E) / scale if scale > 0.0 else 0.0
+def _cosine(product: float, lengths: float) -> float:
+    """Cosine of an angle, from an inner product and the product of lengths; a zero vector points nowhere and gets 0."""
+    return product / lengths if lengths > 0.0 else 0.0

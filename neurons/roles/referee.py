@@ -67,8 +67,10 @@ class Referee:
         )
 
     async def _reduced(self, plan: wire.MergePlan, shard: int) -> Reduced:
-        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
-            return await self._ports.blobs.get(ref.key, start=start, size_bytes=size_bytes)
+        async def get_slice(ref: BlobRef, start: int, buffer: memoryview) -> int:
+            data = await self._ports.blobs.get(ref.key, start=start, size_bytes=len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
 
         merge, compute = self._config.merge, self._ports.compute
         return await reduced(plan, plan.shards[shard], get_slice, merge=merge, compute=compute)

@@ -14,8 +14,8 @@ from subnet.merging.upload import check_chunks, to_bytes, to_vector
 from subnet.ports import Compute
 from subnet.types import BlobRef, Hotkey
 
-GetSlice = Callable[[BlobRef, int, int], Awaitable[bytes]]
-"""(object, first byte, number of bytes) -> bytes."""
+GetSlice = Callable[[BlobRef, int, memoryview], Awaitable[int]]
+"""(object, first byte, what to fill from there on) -> number of bytes, fewer only where the object ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,31 @@ async def reduced(
 
     With no upload left the shard does not move. Raises what `get_slice` raises.
     """
-    slices, num_batches, left_out = [], [], []
-    for upload in plan.uploads:
-        data = await get_slice(upload.ref, shard.start * ITEM_BYTES, (shard.stop - shard.start) * ITEM_BYTES)
-        try:
-            check_chunks(
-                data,
-                shard.start,
-                num_elements=plan.num_elements,
-                chunk_digests=upload.chunk_digests,
-                chunk_bytes=merge.chunk_bytes,
-            )
-            values = to_vector(data, shard.stop - shard.start)
-        except ProtocolViolation:
-            left_out.append(upload.hotkey)
-            continue
-        slices.append(values)
-        num_batches.append(upload.num_batches)
-    if not slices:
-        return Reduced(to_bytes(np.zeros(shard.stop - shard.start, dtype=np.float32)), tuple(left_out))
-    data = await compute.run(lambda: to_bytes(reduce_shard(slices, num_batches, merge)))
-    return Reduced(data, tuple(left_out))
+    num_elements = shard.stop - shard.start
+    buffers = [np.empty(num_elements * ITEM_BYTES, np.uint8).data for _ in plan.uploads]
+    sizes = [
+        await get_slice(upload.ref, shard.start * ITEM_BYTES, buffer)
+        for upload, buffer in zip(plan.uploads, buffers, strict=True)
+    ]
+
+    def reduce() -> Reduced:
+        slices, num_batches, left_out = [], [], []
+        for upload, buffer, size_bytes in zip(plan.uploads, buffers, sizes, strict=True):
+            try:
+                values = to_vector(buffer[:size_bytes], num_elements)
+                check_chunks(
+                    buffer,
+                    shard.start,
+                    num_elements=plan.num_elements,
+                    chunk_digests=upload.chunk_digests,
+                    chunk_bytes=merge.chunk_bytes,
+                )
+            except ProtocolViolation:
+                left_out.append(upload.hotkey)
+                continue
+            slices.append(values)
+            num_batches.append(upload.num_batches)
+        merged = reduce_shard(slices, num_batches, merge) if slices else np.zeros(num_elements, dtype=np.float32)
+        return Reduced(to_bytes(merged), tuple(left_out))
+
+    return await compute.run(reduce)

@@ -217,3 +217,9 @@ class MemoryBlobs:
         if len(data) > limit_bytes:
             raise ProtocolViolation(f"object {grant.key} gives {len(data)} bytes, limit {limit_bytes}")
         return data
+
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        """Download as much as `buffer` holds. Raises NotFound, TransientFailure (ask for a new URL)."""
+        data = await self.get(url, start=start, size_bytes=len(buffer), limit_bytes=len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from benches.fleet import RUN, keys
-from benches.measure import Child, Line, answer_questions, children, fact, limit, median, run_loop
+from benches.hivemind_group import VARIABLE, hivemind_group
+from benches.measure import Child, Line, answer_questions, children, fact, floor, limit, median, run_loop
 from benches.owner import OWNER
+from benches.uploads import CONFIG, EPOCH, NUM_ELEMENTS, STAGE, VECTOR_BYTES, merge_plan, vector
 from neurons.roles.desk import Desk
 from neurons.roles.sharing import Sharing
 from subnet import wire
@@ -25,23 +26,10 @@ from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control
 from subnet.adapters.listener import Listener
 from subnet.adapters.system import SystemClock, ThreadCompute
-from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
-from subnet.merging.schedule import shard_plans
 from subnet.merging.upload import chunk_digests, to_bytes, upload_digest
-from subnet.orchestration.objects import object_key
 from subnet.orchestration.state import Member, State
-from subnet.types import BlobRef, Endpoint, Epoch, Hotkey, NumericMode, StageIndex
-
-NUM_ELEMENTS = 25_000_000
-VECTOR_BYTES = 4 * NUM_ELEMENTS
-EPOCH, STAGE = Epoch(0), StageIndex(0)
-CONFIG = RunConfig()
-
-
-def vector(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A pseudo-gradient; values do not matter for speed, but none may be an outlier."""
-    return np.random.default_rng(number).standard_normal(NUM_ELEMENTS, dtype=np.float32)
+from subnet.types import BlobRef, Endpoint, Hotkey, NumericMode
 
 
 def store_process(connection: Connection, directory: str, hotkeys: list[Hotkey]) -> None:
@@ -131,33 +119,6 @@ def _plan(question: dict[str, Any]) -> wire.MergePlan:
     return msgspec.convert(question["plan"], wire.MergePlan)
 
 
-def merge_plan(hotkeys: list[Hotkey], uploaded: list[dict[str, Any]], epoch: Epoch) -> wire.MergePlan:
-    """The plan that the state machine would make of these commitments."""
-    uploads = [
-        wire.Upload(
-            hotkey=hotkey,
-            base_epoch=epoch,
-            num_batches=8,
-            ref=BlobRef(
-                key=object_key(RUN, epoch=epoch, hotkey=hotkey, kind="upload", name="whole", content=found["digest"]),
-                digest=found["digest"],
-                size_bytes=VECTOR_BYTES,
-            ),
-            chunk_digests=tuple(found["chunks"]),
-        )
-        for hotkey, found in zip(hotkeys, uploaded, strict=True)
-    ]
-    return wire.MergePlan(
-        epoch=epoch,
-        stage=STAGE,
-        num_elements=NUM_ELEMENTS,
-        uploads=tuple(sorted(uploads, key=lambda upload: upload.hotkey)),
-        shards=shard_plans(
-            NUM_ELEMENTS, hotkeys, beacon="bench", stage=STAGE, epoch=epoch, chunk_bytes=CONFIG.merge.chunk_bytes
-        ),
-    )
-
-
 def _ask_all(miners: tuple[Child, ...], question: dict[str, object]) -> list[dict[str, Any]]:
     for miner in miners:
         miner.tell(question)
@@ -184,6 +145,7 @@ def merge_once(store: Child, miners: tuple[Child, ...], hotkeys: list[Hotkey]) -
         "download_s": download_s,
         "all_s": upload_s + reduce_s + download_s,
         "bytes": max(one["sent"] + one["received"] for one in found),
+        "least_bytes": min(one["sent"] + one["received"] for one in found),
         "cpu_s": cpu_s,
     }
 
@@ -223,11 +185,12 @@ def _compare(num_miners: int, repeats: int) -> list[Line]:
             url = store.ask("where")["url"]
             miners = tuple(Child(miner_process, url, number) for number in range(num_miners))
             ranks = tuple(Child(gloo_process, rank, num_miners, port) for rank in range(num_miners))
-            with children(*miners, *ranks):
+            with children(*miners, *ranks), hivemind_group(num_miners, NUM_ELEMENTS) as hivemind:
                 _ask_all(ranks, {})
-                merges, reductions = [], []
+                merges, reductions, averages = [], [], []
                 for _ in range(repeats):
                     reductions += [max(one["s"] for one in _ask_all(ranks, {})) for _ in range(3)]
+                    averages += [hivemind()] if hivemind is not None else []
                     merges.append(merge_once(store, miners, hotkeys))
     middle = {name: median([merge[name] for merge in merges]) for name in merges[0]}
     formula = 4 * VECTOR_BYTES + 2 * VECTOR_BYTES / num_miners
@@ -235,17 +198,29 @@ def _compare(num_miners: int, repeats: int) -> list[Line]:
     moved_gb = num_miners * middle["bytes"] / 1e9
     return [
         limit(f"N = {num_miners}: merge / gloo all-reduce", middle["all_s"] / median(reductions), 2.2),
+        *_beside_hivemind(middle["all_s"], averages),
         fact(
             "seconds",
             f"upload {middle['upload_s']:.2f}, reduce {middle['reduce_s']:.2f}, download {middle['download_s']:.2f}; "
             f"gloo {median(reductions):.2f}; CPU of all {middle['cpu_s']:.1f}",
         ),
-        fact("through one store", f"{moved_gb:.2f} GB, {moved_gb / middle['all_s']:.2f} GB/s"),
+        fact(
+            "through one store",
+            f"{moved_gb:.2f} GB, {moved_gb / middle['all_s']:.2f} GB/s; a miner "
+            f"{middle['least_bytes'] / 1e6:.1f} to {middle['bytes'] / 1e6:.1f} MB",
+        ),
         limit("bytes of each miner against 4W + 2W/N, off by", 100 * error, 5, unit=" %"),
     ]
 
 
+def _beside_hivemind(merge_s: float, averages: list[float]) -> list[Line]:
+    if not averages:
+        return [fact("hivemind all-reduce / merge", "not measured", f"set {VARIABLE}, see benches/hivemind_peer.py")]
+    average_s = median(averages)
+    return [floor(f"hivemind all-reduce ({average_s:.2f} s, without matchmaking) / merge", average_s / merge_s, 4)]
+
+
 def bench(scale: float) -> list[Line]:
-    """Four miners; eight as well when there is time."""
+    """Four miners; eight and sixteen as well when there is time."""
     lines = _compare(4, max(1, round(scale)))
-    return lines + (_compare(8, 1) if scale >= 2 else [])
+    return lines + (_compare(8, 1) + _compare(16, 1) if scale >= 2 else [])

@@ -76,7 +76,7 @@ class Blobs(Protocol):
 class BlobStore(Protocol):
     """The blob store as its owner, the orchestrator, sees it. Keys are made by the orchestrator, never by a client."""
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically: a reader MUST see nothing or all of it. Raises TransientFailure."""
         ...
 

@@ -10,19 +10,19 @@ from subnet.config import MergeConfig
 from subnet.errors import ProtocolViolation
 from subnet.merging.reduce import reduce_shard
 from subnet.merging.schedule import ITEM_BYTES
-from subnet.merging.upload import check_chunks, to_bytes, to_vector
+from subnet.merging.upload import check_chunks, to_buffer, to_vector
 from subnet.ports import Compute
 from subnet.types import BlobRef, Hotkey
 
-GetSlice = Callable[[BlobRef, int, memoryview], Awaitable[int]]
-"""(object, first byte, what to fill from there on) -> number of bytes, fewer only where the object ends."""
+GetSlice = Callable[[BlobRef, int, int], Awaitable[bytes | memoryview]]
+"""(object, first byte, number of bytes) -> bytes, fewer only where the object ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """A shard's merged values, and whose uploads could not be used for it: not as committed, or no numbers."""
 
-    data: bytes
+    data: memoryview
     left_out: tuple[Hotkey, ...] = ()
 
 
@@ -34,19 +34,17 @@ async def reduced(
     With no upload left the shard does not move. Raises what `get_slice` raises.
     """
     num_elements = shard.stop - shard.start
-    buffers = [np.empty(num_elements * ITEM_BYTES, np.uint8).data for _ in plan.uploads]
-    sizes = [
-        await get_slice(upload.ref, shard.start * ITEM_BYTES, buffer)
-        for upload, buffer in zip(plan.uploads, buffers, strict=True)
+    parts = [
+        await get_slice(upload.ref, shard.start * ITEM_BYTES, num_elements * ITEM_BYTES) for upload in plan.uploads
     ]
 
     def reduce() -> Reduced:
         slices, num_batches, left_out = [], [], []
-        for upload, buffer, size_bytes in zip(plan.uploads, buffers, sizes, strict=True):
+        for upload, data in zip(plan.uploads, parts, strict=True):
             try:
-                values = to_vector(buffer[:size_bytes], num_elements)
+                values = to_vector(data, num_elements)
                 check_chunks(
-                    buffer,
+                    data,
                     shard.start,
                     num_elements=plan.num_elements,
                     chunk_digests=upload.chunk_digests,
@@ -58,6 +56,6 @@ async def reduced(
             slices.append(values)
             num_batches.append(upload.num_batches)
         merged = reduce_shard(slices, num_batches, merge) if slices else np.zeros(num_elements, dtype=np.float32)
-        return Reduced(to_bytes(merged), tuple(left_out))
+        return Reduced(to_buffer(merged), tuple(left_out))
 
     return await compute.run(reduce)

@@ -131,17 +131,18 @@ class Sharing:
             )
         )
 
-        async def get_slice(ref: BlobRef, start: int, buffer: memoryview) -> int:
-            size_bytes = await self._blobs.get_into(urls[ref.key], buffer, start=start)
-            count.received += size_bytes
-            self.moved.received["upload"] += size_bytes
-            return size_bytes
+        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> memoryview:
+            buffer = np.empty(size_bytes, np.uint8).data
+            num_received = await self._blobs.get_into(urls[ref.key], buffer, start=start)
+            count.received += num_received
+            self.moved.received["upload"] += num_received
+            return buffer[:num_received]
 
         count.num_miners = len(plan.uploads)
         for shard in mine:
             found = await reduced(plan, shard, get_slice, merge=self._config.merge, compute=self._compute)
             name = f"s{plan.stage}-{shard.shard}"
-            ref = await self.put("shard", epoch=plan.epoch, name=name, data=found.data)
+            ref = await self.put("shard", epoch=plan.epoch, name=name, data=bytes(found.data))
             count.sent += len(found.data)
             copies = (wire.ReducedShard(shard=shard.shard, ref=ref),)
             await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=copies, left_out=found.left_out))

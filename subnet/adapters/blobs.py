@@ -47,7 +47,7 @@ class DirectoryBlobStore:
         root.mkdir(parents=True, exist_ok=True)
         remove_left_overs(root)
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically. Raises TransientFailure."""
         try:
             await asyncio.to_thread(write_atomically, self._path(key), data)

@@ -155,7 +155,7 @@ class MemoryBlobStore:
         self._clock = clock
         self._objects: dict[str, bytes] = {}
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically."""
         self._objects[check_name(key)] = bytes(data)
 

@@ -84,6 +84,8 @@ async def test_what_the_owner_puts_anybody_with_a_grant_gets(opened: Opener) -> 
         url = stores.owner.download_url("a/b", expires_at_s=soon())
         assert await stores.owner.get("a/b") == await stores.miner.get(url, limit_bytes=len(DATA)) == DATA
         assert await stores.owner.size("a/b") == len(DATA)
+        await stores.owner.put("a/c", memoryview(DATA)[1:])
+        assert await stores.owner.get("a/c") == DATA[1:]
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 10), (1000, 5), (len(DATA) - 3, 3), (7, None)])

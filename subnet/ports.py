@@ -64,11 +64,19 @@ class Blobs(Protocol):
         """Download a range, at most `limit_bytes`. Raises NotFound, TransientFailure, ProtocolViolation (too long)."""
         ...
 
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        """Download what `buffer` holds, from byte `start` on; how many bytes came, fewer only where the object ends.
+
+        For large objects of a known size: nothing is kept but `buffer`. Raises NotFound, TransientFailure, ProtocolViolation
+        (the store gives more than was asked for).
+        """
+        ...
+
 
 class BlobStore(Protocol):
     """The blob store as its owner, the orchestrator, sees it. Keys are made by the orchestrator, never by a client."""
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically: a reader MUST see nothing or all of it. Raises TransientFailure."""
         ...
 

@@ -79,6 +79,9 @@ class _SwappedUpload:
     async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
         return await self.ports.blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        return await self.ports.blobs.get_into(url, buffer, start=start)
+
 
 @dataclass(frozen=True, slots=True)
 class Copying:
@@ -119,6 +122,9 @@ class Copying:
 
     async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
         return await self.ports.blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
+
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        return await self.ports.blobs.get_into(url, buffer, start=start)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():

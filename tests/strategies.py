@@ -189,6 +189,9 @@ class _ZeroObjects:
     async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
         return await self.blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        return await self.blobs.get_into(url, buffer, start=start)
+
 
 def silent_after_the_merge(ports: MinerPorts) -> MinerPorts:
     """Reduces its shards and never says what its outer step came to."""

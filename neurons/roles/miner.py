@@ -322,7 +322,8 @@ class Miner:
                 stage.plan = plan
                 return True
         if directive.merged and stage.plan is not None and stage.outer_epoch != epoch:
-            data = await self._sharing.apply_outer(stage.anchor, stage.plan, directive.merged)
+            merged = await self._sharing.download_merged(stage.plan, directive.merged)
+            data = await self._sharing.apply_outer(stage.anchor, stage.plan, merged)
             await self._sharing.report_outer(epoch, data, must_upload=directive.must_upload_snapshot)
             params, momentum = decode_snapshot(data, stage.plan.num_elements)
             stage.anchor = Anchor(params=params, momentum=momentum, digest=digest(data))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from neurons.roles.ports import OrchestratorPorts
 from neurons.roles.shards import Reduced, reduced
@@ -51,7 +52,7 @@ class Referee:
         """Recompute a shard on which its reducers agree; stored only when it is not theirs. Raises NotFound, TransientFailure."""
         plan, ref = effect.plan, effect.accepted
         found = await self._reduced(plan, effect.shard)
-        if digest(found.data) != ref.digest:
+        if await self._ports.compute.run(partial(digest, found.data)) != ref.digest:
             name = f"audit-s{plan.stage}-{effect.shard}"
             ref = await self._store(plan.epoch, kind="shard", name=name, data=found.data)
             log.warning(
@@ -91,8 +92,8 @@ class Referee:
         log.info("outer step refereed", extra={"epoch": effect.epoch, "stage": effect.stage})
         return OuterRefereed(at_s=self._ports.clock.now(), epoch=effect.epoch, stage=effect.stage, ref=ref)
 
-    async def _store(self, epoch: int, *, kind: str, name: str, data: bytes) -> BlobRef:
-        content = digest(data)
+    async def _store(self, epoch: int, *, kind: str, name: str, data: bytes | memoryview) -> BlobRef:
+        content = await self._ports.compute.run(partial(digest, data))
         key = object_key(
             self._run_id(), epoch=epoch, hotkey=self._ports.signer.hotkey, kind=kind, name=name, content=content
         )

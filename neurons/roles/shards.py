@@ -10,19 +10,19 @@ from subnet.config import MergeConfig
 from subnet.errors import ProtocolViolation
 from subnet.merging.reduce import reduce_shard
 from subnet.merging.schedule import ITEM_BYTES
-from subnet.merging.upload import check_chunks, to_bytes, to_vector
+from subnet.merging.upload import check_chunks, to_buffer, to_vector
 from subnet.ports import Compute
 from subnet.types import BlobRef, Hotkey
 
-GetSlice = Callable[[BlobRef, int, int], Awaitable[bytes]]
-"""(object, first byte, number of bytes) -> bytes."""
+GetSlice = Callable[[BlobRef, int, int], Awaitable[bytes | memoryview]]
+"""(object, first byte, number of bytes) -> bytes, fewer only where the object ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """A shard's merged values, and whose uploads could not be used for it: not as committed, or no numbers."""
 
-    data: bytes
+    data: memoryview
     left_out: tuple[Hotkey, ...] = ()
 
 
@@ -33,24 +33,29 @@ async def reduced(
 
     With no upload left the shard does not move. Raises what `get_slice` raises.
     """
-    slices, num_batches, left_out = [], [], []
-    for upload in plan.uploads:
-        data = await get_slice(upload.ref, shard.start * ITEM_BYTES, (shard.stop - shard.start) * ITEM_BYTES)
-        try:
-            check_chunks(
-                data,
-                shard.start,
-                num_elements=plan.num_elements,
-                chunk_digests=upload.chunk_digests,
-                chunk_bytes=merge.chunk_bytes,
-            )
-            values = to_vector(data, shard.stop - shard.start)
-        except ProtocolViolation:
-            left_out.append(upload.hotkey)
-            continue
-        slices.append(values)
-        num_batches.append(upload.num_batches)
-    if not slices:
-        return Reduced(to_bytes(np.zeros(shard.stop - shard.start, dtype=np.float32)), tuple(left_out))
-    data = await compute.run(lambda: to_bytes(reduce_shard(slices, num_batches, merge)))
-    return Reduced(data, tuple(left_out))
+    num_elements = shard.stop - shard.start
+    parts = [
+        await get_slice(upload.ref, shard.start * ITEM_BYTES, num_elements * ITEM_BYTES) for upload in plan.uploads
+    ]
+
+    def reduce() -> Reduced:
+        slices, num_batches, left_out = [], [], []
+        for upload, data in zip(plan.uploads, parts, strict=True):
+            try:
+                values = to_vector(data, num_elements)
+                check_chunks(
+                    data,
+                    shard.start,
+                    num_elements=plan.num_elements,
+                    chunk_digests=upload.chunk_digests,
+                    chunk_bytes=merge.chunk_bytes,
+                )
+            except ProtocolViolation:
+                left_out.append(upload.hotkey)
+                continue
+            slices.append(values)
+            num_batches.append(upload.num_batches)
+        merged = reduce_shard(slices, num_batches, merge) if slices else np.zeros(num_elements, dtype=np.float32)
+        return Reduced(to_buffer(merged), tuple(left_out))
+
+    return await compute.run(reduce)

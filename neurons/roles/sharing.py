@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -84,9 +85,9 @@ class Sharing:
             raise ProtocolViolation("the orchestrator did not answer with one URL for each key")
         return list(grant.urls)
 
-    async def get(self, kind: str, ref: BlobRef, *, url: str | None = None) -> bytes:
+    async def get(self, kind: str, ref: BlobRef) -> bytes:
         """A whole object, checked against its digest. Raises NotFound, TransientFailure, ProtocolViolation."""
-        url = url or (await self.urls([ref]))[0]
+        [url] = await self.urls([ref])
         data = await self._blobs.get(url, limit_bytes=max(1, ref.size_bytes))
         self.moved.received[kind] += len(data)
         if len(data) != ref.size_bytes or digest(data) != ref.digest:
@@ -130,17 +131,18 @@ class Sharing:
             )
         )
 
-        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> bytes:
-            data = await self._blobs.get(urls[ref.key], start=start, size_bytes=size_bytes, limit_bytes=size_bytes)
-            count.received += len(data)
-            self.moved.received["upload"] += len(data)
-            return data
+        async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> memoryview:
+            buffer = np.empty(size_bytes, np.uint8).data
+            num_received = await self._blobs.get_into(urls[ref.key], buffer, start=start)
+            count.received += num_received
+            self.moved.received["upload"] += num_received
+            return buffer[:num_received]
 
         count.num_miners = len(plan.uploads)
         for shard in mine:
             found = await reduced(plan, shard, get_slice, merge=self._config.merge, compute=self._compute)
             name = f"s{plan.stage}-{shard.shard}"
-            ref = await self.put("shard", epoch=plan.epoch, name=name, data=found.data)
+            ref = await self.put("shard", epoch=plan.epoch, name=name, data=bytes(found.data))
             count.sent += len(found.data)
             copies = (wire.ReducedShard(shard=shard.shard, ref=ref),)
             await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=copies, left_out=found.left_out))
@@ -151,18 +153,30 @@ class Sharing:
             self.merges.append(MergeBytes(epoch=epoch, vector_bytes=plan.num_elements * ITEM_BYTES))
         return self.merges[-1]
 
-    async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> bytes:
-        """Download the merged pseudo-gradient whole and take the outer step; returns the snapshot's bytes."""
+    async def download_merged(self, plan: wire.MergePlan, merged: Sequence[wire.ReducedShard]) -> Vector:
+        """The merged pseudo-gradient, whole, each shard checked against its digest."""
+        if [shard.shard for shard in merged] != [shard.shard for shard in plan.shards]:
+            raise ProtocolViolation(f"{len(merged)} merged shards do not make the {len(plan.shards)} of the plan")
         urls = await self.urls([shard.ref for shard in merged])
-        parts = [await self.get("shard", shard.ref, url=url) for shard, url in zip(merged, urls, strict=True)]
-        self._count(plan.epoch, plan).received += sum(map(len, parts))
-        vector = to_vector(b"".join(parts), plan.num_elements)
+        data = np.empty(plan.num_elements * ITEM_BYTES, np.uint8).data
+        count = self._count(plan.epoch, plan)
+        for place, shard, url in zip(plan.shards, merged, urls, strict=True):
+            part = data[place.start * ITEM_BYTES : place.stop * ITEM_BYTES]
+            size_bytes = await self._blobs.get_into(url, part)
+            count.received += size_bytes
+            self.moved.received["shard"] += size_bytes
+            if await self._compute.run(partial(digest, part[:size_bytes])) != shard.ref.digest:
+                raise ProtocolViolation(f"object {shard.ref.key} is not the one announced")
+        return await self._compute.run(lambda: to_vector(data, plan.num_elements))
+
+    async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Vector) -> bytes:
+        """Take the outer step with a merged pseudo-gradient; returns the snapshot's bytes."""
         is_alone = len(plan.shards[0].reducers) == 1
 
         def apply() -> bytes:
             if is_alone:
-                return encode_snapshot(*keep_params(anchor.params, anchor.momentum, vector))
-            return encode_snapshot(*outer_step(anchor.params, anchor.momentum, vector, self._config.training))
+                return encode_snapshot(*keep_params(anchor.params, anchor.momentum, merged))
+            return encode_snapshot(*outer_step(anchor.params, anchor.momentum, merged, self._config.training))
 
         return await self._compute.run(apply)
 

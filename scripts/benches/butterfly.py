@@ -1,51 +1,35 @@
 """Butterfly of a 100 MB vector through the real merge and blob store, against gloo's all-reduce of as many bytes."""
 
 import asyncio
-import contextlib
 import os
 import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from benches.fleet import RUN, keys
-from benches.measure import Child, Line, answer_questions, children, fact, limit, median, run_loop
+from benches.hivemind_group import VARIABLE, hivemind_group
+from benches.measure import Child, Line, answer_questions, children, fact, floor, limit, median, run_loop
 from benches.owner import OWNER
+from benches.uploads import CONFIG, EPOCH, NUM_ELEMENTS, STAGE, VECTOR_BYTES, merge_plan, vector
 from neurons.roles.desk import Desk
-from neurons.roles.sharing import Anchor, Sharing
+from neurons.roles.sharing import Sharing
 from subnet import wire
 from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
 from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control
 from subnet.adapters.listener import Listener
-from subnet.adapters.system import SystemClock
-from subnet.config import RunConfig
+from subnet.adapters.system import SystemClock, ThreadCompute
 from subnet.errors import ProtocolViolation
-from subnet.merging.schedule import shard_plans
 from subnet.merging.upload import chunk_digests, to_bytes, upload_digest
-from subnet.orchestration.objects import object_key
 from subnet.orchestration.state import Member, State
-from subnet.types import BlobRef, Digest, Endpoint, Epoch, Hotkey, NumericMode, StageIndex
-
-T = TypeVar("T")
-
-NUM_ELEMENTS = 25_000_000
-VECTOR_BYTES = 4 * NUM_ELEMENTS
-EPOCH, STAGE = Epoch(0), StageIndex(0)
-CONFIG = RunConfig()
-
-
-def vector(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A pseudo-gradient; values do not matter for speed, but none may be an outlier."""
-    return np.random.default_rng(number).standard_normal(NUM_ELEMENTS, dtype=np.float32)
+from subnet.types import BlobRef, Endpoint, Hotkey, NumericMode
 
 
 def store_process(connection: Connection, directory: str, hotkeys: list[Hotkey]) -> None:
@@ -94,18 +78,6 @@ async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey])
     await listener.stop()
 
 
-class _Merged(Exception):
-    """The merged vector is complete: the outer step that follows is no part of an all-reduce."""
-
-
-class _UntilMerged:
-    """Ends where the outer step would begin (ports.Compute)."""
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Raises _Merged."""
-        raise _Merged
-
-
 def miner_process(connection: Connection, url: str, number: int) -> None:
     """One miner's sharing: commit, upload, reduce, download."""
     run_loop(_share(connection, url, keys(number + 1)[number]))
@@ -115,10 +87,8 @@ async def _share(connection: Connection, url: str, signer: KeypairSigner) -> Non
     async with open_session() as session:
         control = HttpControl(session, url, signer=signer, orchestrator=OWNER.hotkey, clock=SystemClock())
         sharing = Sharing(
-            config=CONFIG, control=control, blobs=HttpBlobs(session), compute=_UntilMerged(), hotkey=signer.hotkey
+            config=CONFIG, control=control, blobs=HttpBlobs(session), compute=ThreadCompute(), hotkey=signer.hotkey
         )
-        zeros = np.zeros(NUM_ELEMENTS, dtype=np.float32)
-        anchor = Anchor(params=zeros, momentum=zeros, digest=Digest(""))
         data = to_bytes(vector(int(time.monotonic_ns() % 1_000_003)))
 
         async def reply(question: Any) -> object:
@@ -133,8 +103,7 @@ async def _share(connection: Connection, url: str, signer: KeypairSigner) -> Non
                     await sharing.reduce(_plan(question))
                 case "download":
                     merged = [_shard(shard) for shard in question["merged"]]
-                    with contextlib.suppress(_Merged):
-                        await sharing.apply_outer(anchor, _plan(question), merged)
+                    await sharing.download_merged(_plan(question), merged)
                     result["merged_s"] = time.monotonic() - began
             sent, received = (sharing.merges[-1].sent, sharing.merges[-1].received) if sharing.merges else (0, 0)
             return result | {"sent": sent, "received": received, "cpu_s": time.process_time()}
@@ -148,33 +117,6 @@ def _shard(found: dict[str, Any]) -> wire.ReducedShard:
 
 def _plan(question: dict[str, Any]) -> wire.MergePlan:
     return msgspec.convert(question["plan"], wire.MergePlan)
-
-
-def merge_plan(hotkeys: list[Hotkey], uploaded: list[dict[str, Any]], epoch: Epoch) -> wire.MergePlan:
-    """The plan that the state machine would make of these commitments."""
-    uploads = [
-        wire.Upload(
-            hotkey=hotkey,
-            base_epoch=epoch,
-            num_batches=8,
-            ref=BlobRef(
-                key=object_key(RUN, epoch=epoch, hotkey=hotkey, kind="upload", name="whole", content=found["digest"]),
-                digest=found["digest"],
-                size_bytes=VECTOR_BYTES,
-            ),
-            chunk_digests=tuple(found["chunks"]),
-        )
-        for hotkey, found in zip(hotkeys, uploaded, strict=True)
-    ]
-    return wire.MergePlan(
-        epoch=epoch,
-        stage=STAGE,
-        num_elements=NUM_ELEMENTS,
-        uploads=tuple(sorted(uploads, key=lambda upload: upload.hotkey)),
-        shards=shard_plans(
-            NUM_ELEMENTS, hotkeys, beacon="bench", stage=STAGE, epoch=epoch, chunk_bytes=CONFIG.merge.chunk_bytes
-        ),
-    )
 
 
 def _ask_all(miners: tuple[Child, ...], question: dict[str, object]) -> list[dict[str, Any]]:
@@ -203,6 +145,7 @@ def merge_once(store: Child, miners: tuple[Child, ...], hotkeys: list[Hotkey]) -
         "download_s": download_s,
         "all_s": upload_s + reduce_s + download_s,
         "bytes": max(one["sent"] + one["received"] for one in found),
+        "least_bytes": min(one["sent"] + one["received"] for one in found),
         "cpu_s": cpu_s,
     }
 
@@ -242,11 +185,12 @@ def _compare(num_miners: int, repeats: int) -> list[Line]:
             url = store.ask("where")["url"]
             miners = tuple(Child(miner_process, url, number) for number in range(num_miners))
             ranks = tuple(Child(gloo_process, rank, num_miners, port) for rank in range(num_miners))
-            with children(*miners, *ranks):
+            with children(*miners, *ranks), hivemind_group(num_miners, NUM_ELEMENTS) as hivemind:
                 _ask_all(ranks, {})
-                merges, reductions = [], []
+                merges, reductions, averages = [], [], []
                 for _ in range(repeats):
                     reductions += [max(one["s"] for one in _ask_all(ranks, {})) for _ in range(3)]
+                    averages += [hivemind()] if hivemind is not None else []
                     merges.append(merge_once(store, miners, hotkeys))
     middle = {name: median([merge[name] for merge in merges]) for name in merges[0]}
     formula = 4 * VECTOR_BYTES + 2 * VECTOR_BYTES / num_miners
@@ -254,17 +198,29 @@ def _compare(num_miners: int, repeats: int) -> list[Line]:
     moved_gb = num_miners * middle["bytes"] / 1e9
     return [
         limit(f"N = {num_miners}: merge / gloo all-reduce", middle["all_s"] / median(reductions), 2.2),
+        *_beside_hivemind(middle["all_s"], averages),
         fact(
             "seconds",
             f"upload {middle['upload_s']:.2f}, reduce {middle['reduce_s']:.2f}, download {middle['download_s']:.2f}; "
             f"gloo {median(reductions):.2f}; CPU of all {middle['cpu_s']:.1f}",
         ),
-        fact("through one store", f"{moved_gb:.2f} GB, {moved_gb / middle['all_s']:.2f} GB/s"),
+        fact(
+            "through one store",
+            f"{moved_gb:.2f} GB, {moved_gb / middle['all_s']:.2f} GB/s; a miner "
+            f"{middle['least_bytes'] / 1e6:.1f} to {middle['bytes'] / 1e6:.1f} MB",
+        ),
         limit("bytes of each miner against 4W + 2W/N, off by", 100 * error, 5, unit=" %"),
     ]
 
 
+def _beside_hivemind(merge_s: float, averages: list[float]) -> list[Line]:
+    if not averages:
+        return [fact("hivemind all-reduce / merge", "not measured", f"set {VARIABLE}, see benches/hivemind_peer.py")]
+    average_s = median(averages)
+    return [floor(f"hivemind all-reduce ({average_s:.2f} s, without matchmaking) / merge", average_s / merge_s, 4)]
+
+
 def bench(scale: float) -> list[Line]:
-    """Four miners; eight as well when there is time."""
+    """Four miners; eight and sixteen as well when there is time."""
     lines = _compare(4, max(1, round(scale)))
-    return lines + (_compare(8, 1) if scale >= 2 else [])
+    return lines + (_compare(8, 1) + _compare(16, 1) if scale >= 2 else [])

@@ -161,7 +161,7 @@ async def _measure(child: Child, config: RunConfig, fleet_keys: list[KeypairSign
             key.hotkey: HttpControl(session, url, signer=key, orchestrator=OWNER.hotkey, clock=clock)
             for key in fleet_keys
         }
-        wanted = round(4.5 * OFFERED_PER_S * steady_s / (2 * NUM_STAGES))
+        wanted = round(6.5 * OFFERED_PER_S * steady_s / (2 * NUM_STAGES))
         fleet = _Fleet(controls, chains(await _prepare(child, config, controls, wanted)))
         await fleet.as_fast_as_possible(RECEIPTS_PER_POST, 1.0)
         before, began = await child.ask_later("state"), time.process_time()
@@ -172,6 +172,9 @@ async def _measure(child: Child, config: RunConfig, fleet_keys: list[KeypairSign
         times = fleet.times
         await fleet.steadily(RECEIPTS_PER_POST, fastest / 2, steady_s / 2)
         half_times = fleet.times
+        await child.ask_later("referee")
+        refereed = await fleet.steadily(RECEIPTS_PER_POST, OFFERED_PER_S, steady_s)
+        referee_times, num_shards = fleet.times, (await child.ask_later("rest"))["shards"]
         state = await child.ask_later("state")
     cpu_s = after["cpu_s"] - before["cpu_s"]
     return [
@@ -193,6 +196,11 @@ async def _measure(child: Child, config: RunConfig, fleet_keys: list[KeypairSign
         fact(
             "at half of what is possible here",
             f"median {1e3 * median(half_times):.1f}, p99 {1e3 * percentile(half_times, 99):.1f} ms",
+        ),
+        fact(
+            f"p99 at {OFFERED_PER_S} receipts/s while a referee recomputes shards of 16.7 MB, {refereed:,.0f} taken",
+            f"{1e3 * percentile(referee_times, 99):.1f} ms, median {1e3 * median(referee_times):.1f} ms over "
+            f"{len(referee_times)} posts; {num_shards} shards in {steady_s:g} s",
         ),
         fact("orchestrator", f"peak memory {state['peak_mb']:.0f} MB, {state['credited']:,} units credited"),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from benches.measure import answer_questions, run_loop
+from benches.refereeing import Refereeing
 from neurons.lifecycle import spare_what_is_loaded
 from neurons.roles.orchestrator import Orchestrator
 from neurons.roles.ports import OrchestratorPorts
@@ -67,16 +68,14 @@ async def _serve_on(
     await listener.start("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.port}"
     blobs = DirectoryBlobStore(directory / "blobs", f"{url}/v1/blobs", secret=secrets.token_bytes(32), clock=clock)
+    config = msgspec.json.decode(created.config_json, type=RunConfig)
+    ports = OrchestratorPorts(
+        signer=OWNER, store=store, blobs=blobs, chain=chain.view(OWNER.hotkey), compute=ThreadCompute(), clock=clock
+    )
+    refereeing = Refereeing(config, ports, created.run_id)
     orchestrator = Orchestrator(
-        config=msgspec.json.decode(created.config_json, type=RunConfig),
-        ports=OrchestratorPorts(
-            signer=OWNER,
-            store=store,
-            blobs=blobs,
-            chain=chain.view(OWNER.hotkey),
-            compute=ThreadCompute(),
-            clock=clock,
-        ),
+        config=config,
+        ports=ports,
         discovery=discovery(created.run_id),
         genesis=lambda: created,
     )
@@ -86,11 +85,16 @@ async def _serve_on(
 
     async def reply(question: Any) -> object:
         await orchestrator.is_ready.wait()
+        if question == "referee":
+            await refereeing.start()
+        elif question == "rest":
+            await refereeing.stop()
         state = orchestrator.state
         losses = [entry.fact for entry in state.ledger.tail or () if isinstance(entry.fact, LossRecorded)]
         return {
             "url": url,
             "cpu_s": time.process_time(),
+            "shards": refereeing.num_shards,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "stages": {hotkey: member.stage for hotkey, member in state.members.items()},
             "registered": len(state.registered),

@@ -4,8 +4,10 @@ An object's key is made by the orchestrator and an object never changes, so a re
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,11 +15,11 @@ import aiohttp
 import blake3
 import yarl
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 
 from subnet.adapters import routes
+from subnet.adapters.file_ranges import give_file
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url
-from subnet.adapters.http_client import NETWORK_ERRORS, Body, read_response, say
+from subnet.adapters.http_client import NETWORK_ERRORS, Body, read_into, read_response, say
 from subnet.adapters.listener import Listener
 from subnet.adapters.rates import transfer_limit_s
 from subnet.adapters.system import check_name, publish, remove_left_overs, temporary_beside, write_atomically
@@ -26,6 +28,8 @@ from subnet.ports import Clock
 from subnet.types import BlobRef, Digest
 
 _ERROR_LIMIT_BYTES = 1 << 16
+_BATCH_BYTES = 1 << 20
+"""An upload is handed to a thread in parts of this size: smaller ones wake threads more often."""
 _RETRYABLE = frozenset({408, 425, 429})
 
 
@@ -43,7 +47,7 @@ class DirectoryBlobStore:
         root.mkdir(parents=True, exist_ok=True)
         remove_left_overs(root)
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically. Raises TransientFailure."""
         try:
             await asyncio.to_thread(write_atomically, self._path(key), data)
@@ -133,47 +137,34 @@ class DirectoryBlobStore:
         return web.Response(status=200)
 
     async def _give(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
-        path = self._path(grant.key)
-        size_bytes = await self.size(grant.key)
-        if size_bytes is None:
-            raise NotFound(f"no object {grant.key}")
-        return _BoundedFile(path, limit_s=transfer_limit_s(size_bytes))
-
-
-class _BoundedFile(web.FileResponse):
-    """A file with ranges, for readers that keep up the least speed."""
-
-    def __init__(self, path: Path, *, limit_s: float) -> None:
-        super().__init__(path, headers={"Content-Type": "application/octet-stream"})
-        self._limit_s = limit_s
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return await super().prepare(request)  # a file response sends its bytes here
-        except TimeoutError as error:
-            raise ConnectionResetError("the reader is too slow") from error
+        return await give_file(request, self._path(grant.key))
 
 
 async def _receive(content: aiohttp.StreamReader, path: Path, *, limit_bytes: int) -> tuple[int, Digest]:
     """Stream a body into a new flushed file; its size and digest."""
-    hasher, size_bytes = blake3.blake3(), 0
+    hasher, size_bytes, num_added = blake3.blake3(), 0, 0
+    pieces: list[bytes] = []
     file = await asyncio.to_thread(path.open, "xb")
     try:
-        async for piece in content.iter_any():
+        async for piece, _ in content.iter_chunks():
             size_bytes += len(piece)
             if size_bytes > limit_bytes:
                 raise ProtocolViolation(f"upload is longer than {limit_bytes} bytes")
-            await asyncio.to_thread(_add, piece, hasher, file)
+            pieces.append(piece)
+            if size_bytes - num_added >= _BATCH_BYTES:
+                await asyncio.to_thread(_add, pieces, hasher, file)
+                pieces, num_added = [], size_bytes
+        await asyncio.to_thread(_add, pieces, hasher, file)
         await asyncio.to_thread(_flush, file)
     finally:
         await asyncio.to_thread(file.close)
     return size_bytes, Digest(hasher.hexdigest())
 
 
-def _add(piece: bytes, hasher: blake3.blake3, file: BinaryIO) -> None:
-    hasher.update(piece)
-    file.write(piece)
+def _add(pieces: list[bytes], hasher: blake3.blake3, file: BinaryIO) -> None:
+    for piece in pieces:
+        hasher.update(piece)
+        file.write(piece)
 
 
 def _flush(file: BinaryIO) -> None:
@@ -211,32 +202,49 @@ class HttpBlobs:
 
     async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
         """Download a range. Raises NotFound, TransientFailure (also: URL expired), ProtocolViolation (too long)."""
-        check_range(start, size_bytes)
         expected = limit_bytes if size_bytes is None else min(size_bytes, limit_bytes)
+        async with self._download(url, start=start, size_bytes=size_bytes, expected_bytes=expected) as response:
+            data = await read_response(response, limit_bytes=limit_bytes)
+        if size_bytes is not None and len(data) > size_bytes:
+            raise ProtocolViolation(f"the store gave {len(data)} bytes, asked for were {size_bytes}")
+        return data
+
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        """Download as much as `buffer` holds. Raises NotFound, TransientFailure (also: URL expired), ProtocolViolation (more)."""
+        size_bytes = len(buffer)
+        async with self._download(url, start=start, size_bytes=size_bytes, expected_bytes=size_bytes) as response:
+            return await read_into(response, buffer)
+
+    @contextlib.asynccontextmanager
+    async def _download(
+        self, url: str, *, start: int, size_bytes: int | None, expected_bytes: int
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer that brings a range, open until its bytes are read; within the time that `expected_bytes` may take."""
+        check_range(start, size_bytes)
         headers = {}
         if start or size_bytes is not None:
             headers["Range"] = f"bytes={start}-{'' if size_bytes is None else start + size_bytes - 1}"
         try:
             async with (
-                asyncio.timeout(transfer_limit_s(expected)),
+                asyncio.timeout(transfer_limit_s(expected_bytes)),
                 self._session.get(yarl.URL(url, encoded=True), headers=headers, allow_redirects=False) as response,
             ):
-                is_wanted = response.status == (206 if headers else 200)
-                limit = limit_bytes if is_wanted else _ERROR_LIMIT_BYTES
-                if not is_wanted and response.status == 200:
-                    raise ProtocolViolation("the store ignores ranges")
-                data = await read_response(response, limit_bytes=limit)
+                if response.status != (206 if headers else 200):
+                    raise await _unusable(response, start)
+                yield response
         except NETWORK_ERRORS as error:
             raise TransientFailure(f"download failed: {say(error)}") from error
-        if is_wanted:
-            if size_bytes is not None and len(data) > size_bytes:
-                raise ProtocolViolation(f"the store gave {len(data)} bytes, asked for were {size_bytes}")
-            return data
-        if response.status in (404, 416):
-            raise NotFound(f"no such object, or none of its bytes from {start} on")
-        raise TransientFailure(
-            f"download refused with status {response.status}: {routes.error_of(response.status, data)}"
-        )
+
+
+async def _unusable(response: aiohttp.ClientResponse, start: int) -> NotFound | ProtocolViolation | TransientFailure:
+    """What an answer without the bytes that were asked for means."""
+    if response.status == 200:
+        return ProtocolViolation("the store ignores ranges")
+    answer = await read_response(response, limit_bytes=_ERROR_LIMIT_BYTES)
+    if response.status in (404, 416):
+        return NotFound(f"no such object, or none of its bytes from {start} on")
+    error = routes.error_of(response.status, answer)
+    return TransientFailure(f"download refused with status {response.status}: {error}")
 
 
 def _refusal(status: int, answer: bytes) -> Refused | TransientFailure:

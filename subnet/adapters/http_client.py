@@ -72,6 +72,22 @@ async def read_response(response: aiohttp.ClientResponse, *, limit_bytes: int) -
     return b"".join(chunks)
 
 
+async def read_into(response: aiohttp.ClientResponse, buffer: memoryview) -> int:
+    """The whole body, into `buffer`; its size. Raises ProtocolViolation when it is longer than that.
+
+    Pieces are let go of as they come. To keep them, and then to join them, touches fresh memory twice, which costs more than to
+    receive them (LOG, the merge without copies).
+    """
+    size_bytes = 0
+    async for piece, _ in response.content.iter_chunks():
+        stop = size_bytes + len(piece)
+        if stop > len(buffer):
+            raise ProtocolViolation(f"answer longer than {len(buffer)} bytes")
+        buffer[size_bytes:stop] = piece
+        size_bytes = stop
+    return size_bytes
+
+
 class HttpControl:
     """The orchestrator, as one node sees it."""
 

@@ -158,7 +158,7 @@ class MemoryBlobStore:
         self._clock = clock
         self._objects: dict[str, bytes] = {}
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically."""
         self._objects[check_name(key)] = bytes(data)
 
@@ -220,3 +220,9 @@ class MemoryBlobs:
         if len(data) > limit_bytes:
             raise ProtocolViolation(f"object {grant.key} gives {len(data)} bytes, limit {limit_bytes}")
         return data
+
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        """Download as much as `buffer` holds. Raises NotFound, TransientFailure (ask for a new URL)."""
+        data = await self.get(url, start=start, size_bytes=len(buffer), limit_bytes=len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

@@ -82,7 +82,7 @@ class S3BlobStore:
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=30)},
         )
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store atomically. Raises TransientFailure."""
         try:
             await obstore.put_async(self._store, self._bucket.path_of(key), data)

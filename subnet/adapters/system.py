@@ -25,7 +25,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Put `data` at `path` so that a reader, or a machine that loses power, sees nothing or all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)

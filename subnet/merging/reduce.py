@@ -24,19 +24,25 @@ def reduce_shard(
     """
     _check(slices, num_batches)
     counts = gates.cap_batches(num_batches, merge.weight_cap)
-    clipped = gates.clip_norms(slices, merge.norm_cap)
+    lengths = gates.norms(slices)
+    clipped = gates.clip_norms(slices, lengths, merge.norm_cap)
     taken = [
         (values, count)
-        for values, count, is_taken in zip(clipped, counts, gates.agreeing(slices), strict=True)
+        for values, count, is_taken in zip(clipped, counts, gates.agreeing(slices, lengths), strict=True)
         if is_taken
     ]
-    mean = np.empty_like(taken[0][0])
+    mean, num_taken = np.empty_like(taken[0][0]), float(sum(count for _, count in taken))
+    scratch, sums = np.empty(min(mean.size, gates.BLOCK)), np.empty(min(mean.size, gates.BLOCK))
     for block in gates.blocks(mean.size):
         # starts from the first product, not from zeros: 0.0 + -0.0 would lose the sign of a negative zero
-        total = np.multiply(taken[0][0][block], float(taken[0][1]), dtype=np.float64)
+        total = gates.widened(taken[0][0][block], sums)
+        total *= float(taken[0][1])
         for values, count in taken[1:]:
-            total += np.multiply(values[block], float(count), dtype=np.float64)
-        mean[block] = total / float(sum(count for _, count in taken))
+            product = gates.widened(values[block], scratch)
+            product *= float(count)
+            total += product
+        total /= num_taken
+        mean[block] = total
     return mean
 
 

@@ -21,6 +21,11 @@ def to_bytes(vector: npt.NDArray[np.float32]) -> bytes:
     return vector.astype(_WIRE_FLOAT, copy=False).tobytes()
 
 
+def to_buffer(vector: npt.NDArray[np.float32]) -> memoryview:
+    """The same bytes where they are: a copy of a large vector keeps every other thread of the process waiting."""
+    return np.ascontiguousarray(vector, dtype=_WIRE_FLOAT).data.cast("B")
+
+
 def upload_digest(data: bytes) -> Digest:
     """Digest of a whole upload, under which the blob store keeps it."""
     return digest(data)
@@ -44,7 +49,7 @@ def check_commitment(size_bytes: int, digests: Sequence[Digest], *, num_elements
 
 
 def check_chunks(
-    data: bytes, start: int, *, num_elements: int, chunk_digests: Sequence[Digest], chunk_bytes: int
+    data: bytes | memoryview, start: int, *, num_elements: int, chunk_digests: Sequence[Digest], chunk_bytes: int
 ) -> None:
     """Check elements [start, start + len(data) / 4) of an upload against the digests committed for all of its chunks.
 
@@ -61,7 +66,7 @@ def check_chunks(
             raise ProtocolViolation(f"chunk {number} of an upload is not the one committed")
 
 
-def to_vector(data: bytes, num_elements: int) -> npt.NDArray[np.float32]:
+def to_vector(data: bytes | memoryview, num_elements: int) -> npt.NDArray[np.float32]:
     """Values of an upload or of a slice of one: exact size, finite, at most `MAX_ABS`. Raises ProtocolViolation."""
     if len(data) != num_elements * ITEM_BYTES:
         raise ProtocolViolation(f"{len(data)} bytes where {num_elements} float32 values are expected")

@@ -46,7 +46,9 @@ def test_what_colluders_within_the_honest_spread_can_move_is_bounded(
     honest = [(truth + noise * rng.standard_normal(size)).astype(np.float32) for _ in range(num_miners)]
     known = honest[:num_colluders]
     uploads = [little_is_enough(known, z)] * num_colluders + honest[num_colluders:]
-    assert all(gates.agreeing(uploads)[:num_colluders]), "the gates let them in: so replays have to find them"
+    assert all(gates.agreeing(uploads, gates.norms(uploads))[:num_colluders]), (
+        "the gates let them in: so replays have to find them"
+    )
     fair = reduce_shard(honest, [4] * num_miners, MergeConfig())
     moved = reduce_shard(uploads, [4] * num_miners, MergeConfig())
     share = num_colluders / num_miners

@@ -84,6 +84,8 @@ async def test_what_the_owner_puts_anybody_with_a_grant_gets(opened: Opener) -> 
         url = stores.owner.download_url("a/b", expires_at_s=soon())
         assert await stores.owner.get("a/b") == await stores.miner.get(url, limit_bytes=len(DATA)) == DATA
         assert await stores.owner.size("a/b") == len(DATA)
+        await stores.owner.put("a/c", memoryview(DATA)[1:])
+        assert await stores.owner.get("a/c") == DATA[1:]
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 10), (1000, 5), (len(DATA) - 3, 3), (7, None)])
@@ -94,6 +96,9 @@ async def test_ranges(opened: Opener, start: int, size: int | None) -> None:
         expected = DATA[start:] if size is None else DATA[start : start + size]
         assert await stores.owner.get("a/b", start=start, size_bytes=size) == expected
         assert await stores.miner.get(url, start=start, size_bytes=size, limit_bytes=1 << 20) == expected
+        buffer = bytearray(len(expected))
+        assert await stores.miner.get_into(url, memoryview(buffer), start=start) == len(expected)
+        assert buffer == expected
 
 
 async def test_an_upload_takes_exactly_the_granted_bytes(opened: Opener) -> None:
@@ -169,6 +174,19 @@ async def test_more_than_the_limit_is_a_violation(opened: Opener) -> None:
             await stores.miner.get(url, limit_bytes=len(DATA) - 1)
         with pytest.raises(ProtocolViolation):
             await stores.miner.get(url, start=5, size_bytes=100, limit_bytes=99)
+
+
+async def test_an_object_that_ends_early_fills_the_buffer_as_far_as_it_goes(opened: Opener) -> None:
+    async with opened() as stores:
+        await stores.owner.put("short", DATA)
+        url = stores.owner.download_url("short", expires_at_s=soon())
+        buffer = bytearray(b"?" * 10)
+        if stores.binds_digest:  # S3 gives what there is, as the others do; this test's server refuses such a range
+            assert await stores.miner.get_into(url, memoryview(buffer), start=len(DATA) - 4) == 4
+            assert buffer == DATA[-4:] + b"?" * 6
+        url = stores.owner.download_url("none", expires_at_s=soon())
+        with pytest.raises(NotFound):
+            await stores.miner.get_into(url, memoryview(buffer))
 
 
 async def test_an_empty_object_is_an_object(opened: Opener) -> None:

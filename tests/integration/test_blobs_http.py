@@ -97,7 +97,7 @@ async def test_a_directory_that_cannot_be_written_is_transient(tmp_path: Path) -
 
 
 async def test_a_slow_reader_is_cut_off_and_the_listener_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subnet.adapters.blobs.transfer_limit_s", lambda size_bytes: 0.5)
+    monkeypatch.setattr("subnet.adapters.file_ranges.transfer_limit_s", lambda size_bytes: 0.5)
     big = bytes(64 << 20)
     async with serving(tmp_path) as (store, session, listener):
         await store.put("big", big)

@@ -156,6 +156,9 @@ class SlowUpload:
     async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
         return await self._blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        return await self._blobs.get_into(url, buffer, start=start)
+
 
 def slowed(delay_s: float) -> Callable[[MinerPorts], MinerPorts]:
     return lambda ports: replace(ports, blobs=SlowUpload(ports, delay_s))

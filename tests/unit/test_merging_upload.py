@@ -10,6 +10,7 @@ from subnet.merging.upload import (
     check_chunks,
     check_commitment,
     chunk_digests,
+    to_buffer,
     to_bytes,
     to_vector,
     upload_digest,
@@ -28,7 +29,7 @@ def check(data: bytes, start: int) -> None:
 def test_bytes_and_vector_are_inverse_and_little_endian() -> None:
     vector = to_vector(DATA, NUM_ELEMENTS)
     assert vector.dtype == np.float32
-    assert to_bytes(vector) == DATA
+    assert to_bytes(vector) == to_buffer(vector) == DATA
     assert DATA[4:8] == b"\x00\x00\x80\x3f"
 
 

@@ -73,6 +73,9 @@ class World:
         self.num_fetches += 1
         return await MemoryBlobs(self.store).get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        raise AssertionError("a frame's payload is read as bytes")
+
     async def put(self, url: str, data: bytes) -> None:
         raise AssertionError("a receiver stores nothing")
 

@@ -28,7 +28,7 @@ class AwayBlobs(MemoryBlobStore):
     is_away = False
     deletes_nothing = False
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes | memoryview) -> None:
         if self.is_away:
             raise TransientFailure("away")
         await super().put(key, data)

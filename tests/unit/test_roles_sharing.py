@@ -1,5 +1,6 @@
 """A miner's transfers: what it asks of the desk, what it checks, and what it tells about uploads that it could not use."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,13 +94,32 @@ async def test_answers_that_do_not_fit_the_question_are_named(sharing: Sharing, 
         await sharing.urls([BlobRef(key="runs/r/x", digest=digest(b"x"), size_bytes=1)])
 
 
-async def merge_of(store: MemoryBlobStore, vectors: dict[Hotkey, bytes], *, spoilt: Hotkey | None) -> wire.MergePlan:
+def vectors_of(*values: tuple[Hotkey, float]) -> dict[Hotkey, bytes]:
+    return {hotkey: to_bytes(np.full(ELEMENTS, value, np.float32)) for hotkey, value in values}
+
+
+def as_it_is(data: bytes) -> bytes:
+    return data
+
+
+def turned(data: bytes) -> bytes:
+    return data[::-1]
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-4]
+
+
+async def merge_of(
+    store: MemoryBlobStore, vectors: dict[Hotkey, bytes], *, spoil: Callable[[bytes], bytes] = as_it_is
+) -> wire.MergePlan:
+    """A plan in which the upload of OTHER lies in the store as `spoil` makes it."""
     uploads = []
     for hotkey, data in vectors.items():
         ref = BlobRef(
             key=f"runs/run-1/e0/upload/{hotkey}/whole-{digest(data)}", digest=digest(data), size_bytes=len(data)
         )
-        await store.put(ref.key, data if hotkey != spoilt else data[::-1])
+        await store.put(ref.key, spoil(data) if hotkey == OTHER else data)
         digests = chunk_digests(data, CHUNK_BYTES)
         uploads.append(wire.Upload(hotkey=hotkey, num_batches=2, base_epoch=Epoch(0), ref=ref, chunk_digests=digests))
     shards = shard_plans(
@@ -110,21 +130,37 @@ async def merge_of(store: MemoryBlobStore, vectors: dict[Hotkey, bytes], *, spoi
     )
 
 
-@pytest.mark.parametrize(("spoilt", "left_out"), [(None, ()), (OTHER, (OTHER,))])
+@pytest.mark.parametrize(("spoil", "left_out"), [(as_it_is, ()), (turned, (OTHER,)), (cut, (OTHER,))])
 async def test_a_reducer_says_whose_upload_is_not_what_was_committed(
     sharing: Sharing,
     control: AtTheDesk,
     store: MemoryBlobStore,
-    spoilt: Hotkey | None,
+    spoil: Callable[[bytes], bytes],
     left_out: tuple[Hotkey, ...],
 ) -> None:
-    vectors = {hotkey: to_bytes(np.full(ELEMENTS, value, np.float32)) for hotkey, value in ((ME, 1.0), (OTHER, -1.0))}
-    await sharing.reduce(await merge_of(store, vectors, spoilt=spoilt))
+    await sharing.reduce(await merge_of(store, vectors_of((ME, 1.0), (OTHER, -1.0)), spoil=spoil))
     (report,) = control.told
     assert isinstance(report, wire.ReportReduced)
     assert report.left_out == left_out
     merged = np.frombuffer(await sharing.get("shard", report.shards[0].ref), np.float32)
-    assert set(merged.tolist()) == ({0.0} if spoilt is None else {1.0})
+    assert set(merged.tolist()) == ({1.0} if left_out else {0.0})
+
+
+async def test_a_merge_is_downloaded_into_one_vector_and_checked_part_by_part(
+    sharing: Sharing, store: MemoryBlobStore
+) -> None:
+    plan = await merge_of(store, vectors_of((ME, 1.0), (OTHER, 1.0)))
+    [place] = plan.shards
+    ref = await sharing.put("shard", epoch=Epoch(0), name="s0-0", data=to_bytes(np.arange(ELEMENTS, dtype=np.float32)))
+    shard = wire.ReducedShard(shard=place.shard, ref=ref)
+    assert (await sharing.download_merged(plan, [shard])).tolist() == list(range(ELEMENTS))
+    for wrong in ([], [shard, shard]):
+        with pytest.raises(ProtocolViolation, match="merged shards do not make the 1 of the plan"):
+            await sharing.download_merged(plan, wrong)
+    for spoil in (turned, cut):
+        await store.put(ref.key, spoil(await store.get(ref.key)))
+        with pytest.raises(ProtocolViolation, match="is not the one announced"):
+            await sharing.download_merged(plan, [shard])
 
 
 async def test_a_segment_that_is_not_on_disk_any_more_cannot_be_presented(sharing: Sharing, control: AtTheDesk) -> None:

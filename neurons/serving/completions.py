@@ -119,7 +119,7 @@ def read_body(
     sampling = Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=body.top_p or 1.0,
-        top_k=body.top_k or 0,
+        top_k=min(body.top_k or 0, vocab_size),
         num_logprobs=body.logprobs or 0,
     )
     num_choices = len(prompts) * count

@@ -149,7 +149,8 @@ class CompletionsApi:
         if not self._api_key:
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._api_key.encode()):
+        # bytes that are no UTF-8 arrive as surrogates
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._api_key.encode()):
             raise BadRequest("give this server's key as: Authorization: Bearer KEY", code="invalid_api_key", status=401)
 
     async def _nothing(self, request: web.BaseRequest, rest: str) -> web.StreamResponse:

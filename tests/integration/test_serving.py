@@ -246,8 +246,19 @@ async def test_keys_keep_strangers_out(place: Path, hosts: list[Endpoint]) -> No
         assert await served.gateway.until_whole(20)
         with pytest.raises(openai.AuthenticationError, match="Authorization: Bearer KEY"):
             await served.client.completions.create(model="tiny", prompt=PROMPT)
+        assert (await _said(served, b"Authorization: Bearer \xff")).startswith(b"HTTP/1.1 401 ")
         asks = served.client.with_options(api_key="secret of the clients")
         assert (await asks.completions.create(model="tiny", prompt=PROMPT, max_tokens=1)).choices
+
+
+async def _said(served: Served, header: bytes) -> bytes:
+    """What a gateway answers to a header that no client library sends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+    async with asyncio.timeout(10):
+        said = await reader.read()
+    writer.close()
+    return said
 
 
 async def test_bytes_that_are_no_frame_harm_nobody(served: Served, hosts: list[Endpoint]) -> None:

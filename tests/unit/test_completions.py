@@ -45,6 +45,11 @@ def test_choices_of_each_prompt_stand_together_and_draw_apart() -> None:
     assert asked.num_prompt_tokens == 2
 
 
+def test_more_than_all_tokens_to_choose_from_are_all() -> None:
+    """The number goes to the hosts as 64 bits."""
+    assert read(top_k=10**20).samplings[0].top_k == 256
+
+
 def test_what_clients_send_as_null_is_left_out() -> None:
     nulls = (
         "max_tokens",

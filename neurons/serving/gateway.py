@@ -121,6 +121,12 @@ class Gateway:
             self._perform(self.batcher.cancel(key, self._clock.now()))
 
     @property
+    def max_positions(self) -> int:
+        """The longest sequence that every stage can take now; 0 while one has no host."""
+        longest = [host.welcome.max_positions for host in self._hosts.values() if host.welcome is not None]
+        return min([self.batcher.max_capacity, *longest])
+
+    @property
     def trouble(self) -> str:
         """What is wrong with the hosts that are not up, for a person."""
         return "; ".join(

@@ -248,6 +248,8 @@ class CompletionsApi:
                 f"the body must be at most {limits.max_body_bytes} bytes", code="body_too_large", status=413
             )
         data = await read_bytes(request, limit_bytes=limits.max_body_bytes, timeout_s=BODY_S)
+        if room := self._gateway.max_positions:  # hosts may have been started with less than this gateway
+            limits = msgspec.structs.replace(limits, max_positions=min(limits.max_positions, room))
         return read_body(
             data,
             self._text.encode,

@@ -236,6 +236,13 @@ async def test_a_full_queue_says_when_to_come_back(place: Path, hosts: list[Endp
                 assert (await response.json())["error"]["code"] == "queue_full"
 
 
+async def test_what_the_hosts_cannot_hold_is_refused_at_once(served: Served) -> None:
+    """The gateway was told 512 positions, its hosts take the 256 that the model was trained on."""
+    with pytest.raises(openai.BadRequestError, match="at most 256 tokens") as refused:
+        await served.client.completions.create(model="tiny", prompt="a" * 200, max_tokens=57)
+    assert refused.value.code == "context_length_exceeded"
+
+
 async def test_keys_keep_strangers_out(place: Path, hosts: list[Endpoint]) -> None:
     async with serving(place, hosts, key="another key, which is not theirs") as served:
         assert not await served.gateway.until_whole(0.5)

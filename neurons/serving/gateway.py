@@ -62,7 +62,10 @@ async def find_num_stages(hosts: Sequence[Endpoint], *, shared_key: bytes, clock
                 finally:
                     link.close()
             except (TransientFailure, ProtocolViolation, TimeoutError) as error:
-                reasons[endpoint] = str(error)
+                reason = str(error) or "no answer"
+                if reasons.get(endpoint) != reason:
+                    log.warning("host not reached", extra={"host": name_of(endpoint), "reason": reason})
+                reasons[endpoint] = reason
                 continue
             if isinstance(welcome, Welcome):
                 return welcome.num_stages
@@ -227,6 +230,8 @@ class Gateway:
     def _lose(self, host: _Host, reason: str) -> None:
         if host.welcome is not None:
             log.warning("host lost", extra={"host": name_of(host.endpoint), "reason": reason})
+        elif host.trouble != reason:  # a mistyped address or key is heard of at once, and once
+            log.warning("host not reached", extra={"host": name_of(host.endpoint), "reason": reason})
         host.welcome, host.trouble = None, reason
         self._perform(self.batcher.host_down(host.endpoint, self._clock.now()))
 

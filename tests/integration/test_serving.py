@@ -74,6 +74,23 @@ async def test_the_official_client_streams_what_transformers_generates(served: S
     assert [entry.id async for entry in served.client.models.list()] == ["tiny"]
 
 
+async def test_a_stream_tells_its_usage_once_and_at_its_end(served: Served) -> None:
+    """And what left before its end, or ended badly after its beginning, is counted as that."""
+    stream = await served.client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=8, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    assert stream.response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    *pieces, last = [piece async for piece in stream]
+    assert {piece.usage for piece in pieces} == {None}
+    assert sorted(choice.finish_reason for piece in pieces for choice in piece.choices if choice.finish_reason) == [
+        "length",
+        "length",
+    ]
+    assert last.choices == [] and last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(PROMPT), 16)
+    assert served.api.num_requests == {200: 1}
+
+
 async def test_whole_answers(served: Served, model: Any) -> None:
     answer = await served.client.completions.create(
         model="tiny", prompt=[PROMPT, "peace"], max_tokens=MAX_TOKENS, temperature=0, n=2, logprobs=2
@@ -119,6 +136,7 @@ async def test_a_client_that_goes_away_leaves_nothing(served: Served) -> None:
         break
     await stream.close()
     await served.gateway.until_idle()
+    assert served.api.num_requests == {499: 1}
     whole = asyncio.create_task(streamed(served, "peace", 200))
     await served.gateway.until(lambda: served.gateway.batcher.num_running > 0)
     whole.cancel()
@@ -160,6 +178,7 @@ async def test_a_killed_host_is_replaced_and_without_a_replica_the_end_is_clear_
             with pytest.raises(openai.APIError, match="a stage of the model has no host"):
                 await ends
             assert time.monotonic() - began_s < 10
+            assert served.api.num_requests == {200: 3, 503: 1}
             with pytest.raises(openai.InternalServerError, match="a stage of the model has no host now"):
                 await streamed(served, PROMPT)
             assert "a stage has no host" in await _health(served)

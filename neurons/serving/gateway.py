@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from subnet.adapters.serving_link import Link, LinkCounters, dial, name_of
 from subnet.errors import ProtocolViolation, Refused, TransientFailure
 from subnet.inference.batching import Batcher
 from subnet.inference.jobs import BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
-from subnet.inference.messages import AnyMessage, Drop, Failed, Hello, Ping, Pong, Result, Step, Welcome
+from subnet.inference.messages import POOLED, AnyMessage, Drop, Failed, Hello, Ping, Pong, Result, Step, Welcome
 from subnet.ports import Clock
 from subnet.types import Endpoint
 
@@ -293,7 +295,7 @@ class Gateway:
             match effect:
                 case SendStep(endpoint, step):
                     self.num_steps += 1
-                    self._hosts[endpoint].outbox.put_nowait(step)
+                    self._send_step(endpoint, step)
                 case SendDrop(endpoint, drop):
                     self._hosts[endpoint].outbox.put_nowait(drop)
                 case Token(key, _):
@@ -302,6 +304,13 @@ class Gateway:
                 case Ended(key, _, _):
                     self._answer(key, effect)
                     self._streams.pop(key, None)
+
+    def _send_step(self, endpoint: Endpoint, step: Step) -> None:
+        """To the first host; where no stage needs another's rows, also to those after it, which begin at once."""
+        self._hosts[endpoint].outbox.put_nowait(step)
+        later = step.route if self._model.mode == POOLED else ()
+        for at, host in enumerate(later, start=1):
+            self._hosts[host].outbox.put_nowait(msgspec.structs.replace(step, route=step.route[at:]))
 
     def _answer(self, key: int, answer: Answer) -> None:
         stream = self._streams.get(key)

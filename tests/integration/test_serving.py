@@ -288,7 +288,7 @@ async def _said(served: Served, header: bytes) -> bytes:
 
 
 async def test_bytes_that_are_no_frame_harm_nobody(served: Served, hosts: list[Endpoint]) -> None:
-    for garbage in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), b"STRS\x01\x00" + bytes(32) + b"\xff" * 32, b""):
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), b"STRS\x02\x00" + bytes(32) + b"\xff" * 32, b""):
         reader, writer = await asyncio.open_connection("127.0.0.1", hosts[1].port)
         writer.write(garbage)
         writer.write_eof()

@@ -61,7 +61,7 @@ _LOCALNET = (
     ),
     Flag("localnet.num_validators", ("--validators",), "N", "Validators with a permit. Default: 2."),
     Flag("training.num_stages", ("--stages",), "N", "Stages the model is cut into. Default: 3, for blocktrain 4."),
-    Flag("training.num_epochs", ("--epochs",), "N", "Epochs to run. Default: 4."),
+    Flag("training.num_epochs", ("--epochs",), "N", "Epochs to run. Default: 5, for blocktrain 6."),
     Flag("localnet.seed", ("--seed",), "N", "Of params, samples and keys. Default: 0."),
     Flag("localnet.directory", ("--dir",), "DIR", "Where everything goes. Default: ./localnet."),
     Flag("model.bottleneck", ("--bottleneck",), "KIND", "What crosses a cut: resbm, iota, none, k0. Default: resbm."),

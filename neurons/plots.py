@@ -1,5 +1,6 @@
 """Pictures for people, as PNG files. Matplotlib is an extra: nothing else needs it, so it is imported when one is drawn."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +25,7 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise StartupRefused(
-            "a picture needs matplotlib, which is not installed.\nInstall it with: pip install 'strata[plots]'",
+            f"a picture needs matplotlib, which is not installed.\nInstall it with: {sys.executable} -m pip install matplotlib",
             ExitCode.INVALID_CONFIG,
         ) from error
     return Figure(figsize=(width, height), layout="constrained")

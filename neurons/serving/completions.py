@@ -16,6 +16,8 @@ from subnet.types import Record
 MAX_CHOICES = 16
 """Choices of one request: prompts times n."""
 MAX_STOPS = 4
+DEFAULT_TOKENS = 16
+"""OpenAI's, of a request that does not say; null asks for all there is room for."""
 EXAMPLE_PROMPT = "The state of the union is"
 EXAMPLE_TOKENS = 64
 
@@ -43,7 +45,7 @@ class Body(Record, frozen=True):
 
     model: str
     prompt: str | list[str | int | list[int]] = ""
-    max_tokens: Annotated[int, Meta(ge=1)] | None = 16
+    max_tokens: Annotated[int, Meta(ge=1)] | msgspec.UnsetType | None = msgspec.UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = 1.0
     top_k: Annotated[int, Meta(ge=0)] | None = 0
@@ -119,7 +121,7 @@ def read_body(
     sampling = Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=body.top_p or 1.0,
-        top_k=body.top_k or 0,
+        top_k=min(body.top_k or 0, vocab_size),
         num_logprobs=body.logprobs or 0,
     )
     num_choices = len(prompts) * count
@@ -157,6 +159,10 @@ def _refuse_unserved(body: Body) -> None:
     for name, allowed in neutral.items():
         if getattr(body, name) not in allowed:
             raise BadRequest(f"{name} is not served here; leave it out", param=name)
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest(
+            "stream_options are of a streamed answer: set stream, or leave them out", param="stream_options"
+        )
 
 
 def _prompts(body: Body, encode: Encode, vocab_size: int) -> list[tuple[int, ...]]:
@@ -192,8 +198,11 @@ def _max_tokens(body: Body, prompts: Sequence[Sequence[int]], limits: Limits) ->
             param="prompt",
             code="context_length_exceeded",
         )
+    most = min(room, limits.max_tokens)
     if body.max_tokens is None:
-        return min(room, limits.max_tokens)
+        return most
+    if body.max_tokens is msgspec.UNSET:
+        return min(DEFAULT_TOKENS, most)
     if body.max_tokens > limits.max_tokens:
         raise BadRequest(f"max_tokens must be at most {limits.max_tokens}, got {body.max_tokens}", param="max_tokens")
     if body.max_tokens > room:
@@ -230,9 +239,9 @@ def answer_json(
     model: str,
     choices: Sequence[Mapping[str, Any]],
     *,
-    usage: Mapping[str, int] | None = None,
+    usage: Mapping[str, int] | msgspec.UnsetType | None = msgspec.UNSET,
 ) -> bytes:
-    """A completion, or one piece of a streamed one."""
+    """A completion, or one piece of a streamed one; `usage` null: it comes with a later piece."""
     fields: dict[str, Any] = {
         "id": completion_id,
         "object": "text_completion",
@@ -240,7 +249,7 @@ def answer_json(
         "model": model,
         "choices": choices,
     }
-    if usage is not None:
+    if usage is not msgspec.UNSET:
         fields["usage"] = usage
     return msgspec.json.encode(fields)
 
@@ -254,22 +263,20 @@ def usage_json(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, 
     }
 
 
-def logprobs_json(choices: Sequence[Choice], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """The `logprobs` of a choice, token by token. A token that is no text by itself is called token_id:N."""
+def logprobs_json(
+    choices: Sequence[Choice], offsets: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
+    """The `logprobs` of a choice, token by token, with where each begins in its text. One that is no text is token_id:N."""
 
     def name(token: int) -> str:
         text = decode([token])
         return f"token_id:{token}" if UNFINISHED in text else text
 
-    offsets, at = [], 0
-    for choice in choices:
-        offsets.append(at)
-        at += len(decode([choice.token]))
     return {
         "tokens": [name(choice.token) for choice in choices],
         "token_logprobs": [choice.logprob for choice in choices],
         "top_logprobs": [{name(token): logprob for token, logprob in choice.top} for choice in choices],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

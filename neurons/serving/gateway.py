@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from subnet.adapters.serving_link import Link, LinkCounters, dial, name_of
 from subnet.errors import ProtocolViolation, Refused, TransientFailure
 from subnet.inference.batching import Batcher
 from subnet.inference.jobs import BatchLimits, Effect, End, Ended, Job, SendDrop, SendStep, Token
-from subnet.inference.messages import AnyMessage, Drop, Failed, Hello, Ping, Pong, Result, Step, Welcome
+from subnet.inference.messages import POOLED, AnyMessage, Drop, Failed, Hello, Ping, Pong, Result, Step, Welcome
 from subnet.ports import Clock
 from subnet.types import Endpoint
 
@@ -62,7 +64,10 @@ async def find_num_stages(hosts: Sequence[Endpoint], *, shared_key: bytes, clock
                 finally:
                     link.close()
             except (TransientFailure, ProtocolViolation, TimeoutError) as error:
-                reasons[endpoint] = str(error)
+                reason = str(error) or "no answer"
+                if reasons.get(endpoint) != reason:
+                    log.warning("host not reached", extra={"host": name_of(endpoint), "reason": reason})
+                reasons[endpoint] = reason
                 continue
             if isinstance(welcome, Welcome):
                 return welcome.num_stages
@@ -119,6 +124,12 @@ class Gateway:
         for key in keys:
             self._streams.pop(key, None)
             self._perform(self.batcher.cancel(key, self._clock.now()))
+
+    @property
+    def max_positions(self) -> int:
+        """The longest sequence that every stage can take now; 0 while one has no host."""
+        longest = [host.welcome.max_positions for host in self._hosts.values() if host.welcome is not None]
+        return min([self.batcher.max_capacity, *longest])
 
     @property
     def trouble(self) -> str:
@@ -221,6 +232,8 @@ class Gateway:
     def _lose(self, host: _Host, reason: str) -> None:
         if host.welcome is not None:
             log.warning("host lost", extra={"host": name_of(host.endpoint), "reason": reason})
+        elif host.trouble != reason:  # a mistyped address or key is heard of at once, and once
+            log.warning("host not reached", extra={"host": name_of(host.endpoint), "reason": reason})
         host.welcome, host.trouble = None, reason
         self._perform(self.batcher.host_down(host.endpoint, self._clock.now()))
 
@@ -282,7 +295,7 @@ class Gateway:
             match effect:
                 case SendStep(endpoint, step):
                     self.num_steps += 1
-                    self._hosts[endpoint].outbox.put_nowait(step)
+                    self._send_step(endpoint, step)
                 case SendDrop(endpoint, drop):
                     self._hosts[endpoint].outbox.put_nowait(drop)
                 case Token(key, _):
@@ -291,6 +304,13 @@ class Gateway:
                 case Ended(key, _, _):
                     self._answer(key, effect)
                     self._streams.pop(key, None)
+
+    def _send_step(self, endpoint: Endpoint, step: Step) -> None:
+        """To the first host; where no stage needs another's rows, also to those after it, which begin at once."""
+        self._hosts[endpoint].outbox.put_nowait(step)
+        later = step.route if self._model.mode == POOLED else ()
+        for at, host in enumerate(later, start=1):
+            self._hosts[host].outbox.put_nowait(msgspec.structs.replace(step, route=step.route[at:]))
 
     def _answer(self, key: int, answer: Answer) -> None:
         stream = self._streams.get(key)

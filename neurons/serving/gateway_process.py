@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from rich.console import Console
 
+from neurons import settings
 from neurons.claims import require_free_port
 from neurons.lifecycle import Stop, log
 from neurons.serving.completions import Limits
@@ -109,7 +110,10 @@ async def _announce(gateway: Gateway, listener: Listener, options: ServeOptions,
     url = f"http://{name_of(Endpoint(host=options.listen_host, port=listener.port))}"
     out = Console(soft_wrap=True, highlight=False)
     out.print(f"strata serves {next(iter(api.names))} at {url}/v1", markup=False)
-    out.print(f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' -d '{api.example}'", markup=False)
+    key = f'-H "Authorization: Bearer ${settings.API_KEY_VARIABLE}" ' if api.needs_key else ""
+    out.print(
+        f"  curl -N {url}/v1/completions {key}-H 'Content-Type: application/json' -d '{api.example}'", markup=False
+    )
 
 
 async def _drain(gateway: Gateway, api: CompletionsApi, stop: Stop) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from subnet.adapters.serving_link import Link, LinkCounters, LinkServer, dial
 from subnet.errors import ProtocolViolation, TransientFailure
 from subnet.inference.cache import CacheBook
-from subnet.inference.engine import Choices, Engine, Item
+from subnet.inference.engine import Ahead, Choices, Engine, Item, PooledEngine
 from subnet.inference.messages import (
     Drop,
     Failed,
@@ -38,6 +39,8 @@ log = logging.getLogger("strata.serve")
 class _Arrived:
     step: Step
     payload: bytes
+    is_ahead: bool = False
+    """Told by the gateway before the rows are here."""
 
 
 @dataclass(slots=True)
@@ -61,6 +64,9 @@ class StageHost:
         self.num_steps = 0
         self.num_rows = 0
         self._engine = engine
+        self._pooled = engine if isinstance(engine, PooledEngine) else None
+        self._ahead: OrderedDict[tuple[str, int], Ahead] = OrderedDict()
+        """By session and step; a step that never comes stays until its place is needed."""
         self._book = book
         self._welcome = welcome
         self._compute = compute
@@ -106,6 +112,8 @@ class StageHost:
             if self._gateways.get(hello.session) is link:
                 del self._gateways[hello.session]
                 freed = self._book.drop_session(hello.session)
+                for key in [key for key in self._ahead if key[0] == hello.session]:
+                    del self._ahead[key]
                 log.info("gateway gone", extra={"session": hello.session, "sequences_freed": freed})
 
     async def _listen(self, link: Link, *, session: str | None) -> None:
@@ -116,7 +124,8 @@ class StageHost:
                 case Step():
                     if session is not None and message.session != session:
                         raise ProtocolViolation("a step names another gateway's session")
-                    await self._arrive(_Arrived(message, payload))
+                    is_ahead = session is not None and self._pooled is not None and not self._engine.is_first
+                    await self._arrive(_Arrived(message, payload, is_ahead))
                 case Drop() if session is not None:
                     for sequence in message.sequences:
                         self._book.drop((session, sequence))
@@ -129,7 +138,8 @@ class StageHost:
         try:
             self._arrived.put_nowait(arrived)
         except asyncio.QueueFull:
-            await self._fail(arrived.step, f"{MAX_QUEUED} steps are waiting already")
+            if not arrived.is_ahead:
+                await self._fail(arrived.step, f"{MAX_QUEUED} steps are waiting already")
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -143,10 +153,14 @@ class StageHost:
             await self._fail(step, str(error))
             return
         work = self._open(step)
+        if arrived.is_ahead:
+            await self._compute_ahead(step, work)
+            return
         if not work.items:
             await self._answer(step, (), work.lost)
             return
-        rows, choices = await self._compute.run(lambda: self._through_layers(work, arrived))
+        ahead = self._ahead.pop((step.session, step.step), None)
+        rows, choices = await self._compute.run(lambda: self._through_layers(work, arrived, ahead))
         self.num_steps += 1
         self.num_rows += sum(len(piece.ids) + piece.num_targets for piece, _ in work.items)
         if rows is None:
@@ -166,10 +180,22 @@ class StageHost:
             hops.create_task(self._carry(peer, self._hops[peer]))
         self._hops[peer].put_nowait(_Arrived(onward, payload))
 
+    async def _compute_ahead(self, step: Step, work: _Work) -> None:
+        """Keep what needs no rows. Whatever is not kept is computed when the rows come."""
+        if self._pooled is None or not work.items:
+            return
+        engine = self._pooled
+        found = await self._compute.run(lambda: engine.ahead(work.items))
+        if step.session in self._gateways:
+            self._ahead[step.session, step.step] = found
+        while len(self._ahead) > MAX_QUEUED:
+            self._ahead.popitem(last=False)
+
     def _check(self, arrived: _Arrived) -> None:
         """Raise ProtocolViolation for what would break the arithmetic."""
         step, served = arrived.step, self._engine.served
-        dtype, width = ("none", 0) if self._engine.is_first else (served.wire_dtype, served.wire_width)
+        has_rows = not (self._engine.is_first or arrived.is_ahead)
+        dtype, width = (served.wire_dtype, served.wire_width) if has_rows else ("none", 0)
         num_rows = sum(self._engine.num_rows(piece) for piece in step.pieces)
         check_payload(step, arrived.payload, num_rows=num_rows, width=width, dtype=dtype)
         stages_left = self._welcome.num_stages - self._welcome.stage - 1
@@ -203,11 +229,13 @@ class StageHost:
             work.rows += rows
         return work
 
-    def _through_layers(self, work: _Work, arrived: _Arrived) -> tuple[Tensor | None, Choices]:
+    def _through_layers(self, work: _Work, arrived: _Arrived, ahead: Ahead | None) -> tuple[Tensor | None, Choices]:
         """On the compute thread: rows to send on, or the tokens that were chosen."""
         engine, received = self._engine, None
         if not engine.is_first:
             received = decode_rows(arrived.payload, engine.served.wire_dtype, engine.served.wire_width)[work.rows]
+        if self._pooled is not None:
+            return self._pooled.run(work.items, received, ahead)
         return engine.run(work.items, received)
 
     # ---- onward --------------------------------------------------------------------------------------------------

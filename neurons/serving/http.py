@@ -4,14 +4,13 @@ import asyncio
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
 from neurons.serving.completions import (
-    FINISH_REASONS,
     Asked,
     BadRequest,
     Limits,
@@ -19,18 +18,16 @@ from neurons.serving.completions import (
     choice_json,
     error_json,
     example,
-    logprobs_json,
     read_body,
     usage_json,
 )
 from neurons.serving.gateway import Answer, Gateway
+from neurons.serving.growing import GrowingChoice, Unfinished
 from subnet.adapters.listener import Listener
 from subnet.adapters.listener import read_body as read_bytes
 from subnet.adapters.metrics import Measure, renderer
 from subnet.errors import Backpressure, ProtocolViolation, TransientFailure
-from subnet.inference.jobs import End, Ended, Job
-from subnet.inference.sampling import Choice
-from subnet.inference.text import TextStream
+from subnet.inference.jobs import End, Ended, Job, Token
 from subnet.ports import Clock
 
 LOOK_EVERY_S = 0.25
@@ -39,18 +36,19 @@ WRITE_S = 30.0
 """A client that does not read for this long is gone."""
 BODY_S = 30.0
 RETRY_AFTER_S = 1
+GONE = 499
+"""The status, for the metrics alone, of a request whose client went away."""
+_ENDED = web.ResponseKey("ended", int)
+"""What is kept with a response that had begun: the status that its end would have had."""
+_EVENT_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx in front of us would hold the events back
+}
 
 
 class ClientGone(Exception):
     """Nobody reads the answer any more."""
-
-
-class _Unfinished(Exception):
-    """A choice ended for a reason that is no answer."""
-
-    def __init__(self, ended: Ended) -> None:
-        super().__init__(ended.detail)
-        self.ended = ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +59,6 @@ class Text:
     decode: Callable[[Sequence[int]], str]
     eos_ids: tuple[int, ...]
     vocab_size: int
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One choice as it grows."""
-
-    index: int
-    text: TextStream
-    choices: list[Choice] = field(default_factory=list)
-    num_shown: int = 0
-    """Tokens whose log probabilities have been given out."""
-    finish_reason: str | None = None
 
 
 class CompletionsApi:
@@ -100,7 +86,13 @@ class CompletionsApi:
         self._metrics = renderer("serve", version, self._measures)
         self.is_stopping = False
         self.num_requests: dict[int, int] = {}
-        """By the status they were answered with; 499: the client went away."""
+        """By the status they were answered with, or would have been, had it come to that before the first token; 499: the client
+        went away."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients must give a key."""
+        return bool(self._api_key)
 
     @property
     def example(self) -> str:
@@ -136,11 +128,12 @@ class CompletionsApi:
                 response = _error(429, str(error), kind="rate_limit_error", code="queue_full")
             except TransientFailure as error:
                 response = _error(503, str(error), kind="server_error", code="unavailable")
-            except _Unfinished as error:
+            except Unfinished as error:
                 response = _json_bytes(_status_of(error.ended), _ended_badly(error.ended))
             except ClientGone:
-                response = web.Response(status=499)
-            self.num_requests[response.status] = self.num_requests.get(response.status, 0) + 1
+                response = web.Response(status=GONE)
+            status = response.get(_ENDED, response.status)
+            self.num_requests[status] = self.num_requests.get(status, 0) + 1
             return response
 
         return handle
@@ -149,7 +142,8 @@ class CompletionsApi:
         if not self._api_key:
             return
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._api_key.encode()):
+        # bytes that are no UTF-8 arrive as surrogates
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._api_key.encode()):
             raise BadRequest("give this server's key as: Authorization: Bearer KEY", code="invalid_api_key", status=401)
 
     async def _nothing(self, request: web.BaseRequest, rest: str) -> web.StreamResponse:
@@ -196,7 +190,7 @@ class CompletionsApi:
         for status, count in sorted(self.num_requests.items()):
             yield Measure(
                 name="strata_serve_requests_total",
-                text="Requests by the status of their answer.",
+                text="Requests by the status of their answer, or of their end where that was another; 499: the client went away.",
                 value=count,
                 labels={"status": str(status)},
                 is_total=True,
@@ -232,7 +226,10 @@ class CompletionsApi:
             for key, prompt, sampling in zip(keys, asked.prompts, asked.samplings, strict=True)
         ]
         stream = self._gateway.submit(jobs)
-        grown = {key: _Choice(index, TextStream(self._text.decode, asked.stop)) for index, key in enumerate(keys)}
+        grown = {
+            key: GrowingChoice(index, self._text.decode, asked.stop, asked.num_logprobs is not None)
+            for index, key in enumerate(keys)
+        }
         try:
             if asked.is_streamed:
                 return await self._stream(request, asked, stream, grown)
@@ -247,6 +244,8 @@ class CompletionsApi:
                 f"the body must be at most {limits.max_body_bytes} bytes", code="body_too_large", status=413
             )
         data = await read_bytes(request, limit_bytes=limits.max_body_bytes, timeout_s=BODY_S)
+        if room := self._gateway.max_positions:  # hosts may have been started with less than this gateway
+            limits = msgspec.structs.replace(limits, max_positions=min(limits.max_positions, room))
         return read_body(
             data,
             self._text.encode,
@@ -257,79 +256,70 @@ class CompletionsApi:
         )
 
     async def _whole(
-        self, request: web.BaseRequest, asked: Asked, stream: asyncio.Queue[Answer], grown: Mapping[int, _Choice]
+        self, request: web.BaseRequest, asked: Asked, stream: asyncio.Queue[Answer], grown: Mapping[int, GrowingChoice]
     ) -> web.StreamResponse:
         texts = dict.fromkeys(grown, "")
         while any(choice.finish_reason is None for choice in grown.values()):
             answer = await _next(stream, request)
             texts[answer.key] += self._grow(grown[answer.key], answer)
-        choices = [
-            choice_json(
-                choice.index, texts[key], finish_reason=choice.finish_reason, logprobs=self._logprobs(choice, asked)
-            )
-            for key, choice in grown.items()
-        ]
-        num_made = sum(len(choice.choices) for choice in grown.values())
-        usage = usage_json(asked.num_prompt_tokens, num_made)
+        choices = [_choice_json(choice, texts[key]) for key, choice in grown.items()]
+        usage = _usage(asked, grown)
         return web.Response(
             body=answer_json(_completion_id(), int(self._clock.now()), asked.model, choices, usage=usage),
             content_type="application/json",
         )
 
     async def _stream(
-        self, request: web.BaseRequest, asked: Asked, stream: asyncio.Queue[Answer], grown: Mapping[int, _Choice]
+        self, request: web.BaseRequest, asked: Asked, stream: asyncio.Queue[Answer], grown: Mapping[int, GrowingChoice]
     ) -> web.StreamResponse:
         """Server-sent events. The headers wait for the first token, so that an early failure has its status."""
-        completion_id, created_s = _completion_id(), int(self._clock.now())
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        response = web.StreamResponse(headers=_EVENT_HEADERS)
         try:
-            while any(choice.finish_reason is None for choice in grown.values()):
-                answer = await _next(stream, request)
-                choice = grown[answer.key]
-                text = self._grow(choice, answer)
+            try:
+                await self._pieces(request, response, asked, stream, grown)
+            except Unfinished as error:
                 if not response.prepared:
-                    await response.prepare(request)
-                if text or choice.finish_reason is not None:
-                    piece = choice_json(
-                        choice.index, text, finish_reason=choice.finish_reason, logprobs=self._logprobs(choice, asked)
-                    )
-                    await _write(response, answer_json(completion_id, created_s, asked.model, [piece]))
-            if asked.wants_usage:
-                usage = usage_json(asked.num_prompt_tokens, sum(len(choice.choices) for choice in grown.values()))
-                await _write(response, answer_json(completion_id, created_s, asked.model, [], usage=usage))
-            await _write(response, b"[DONE]")
-        except _Unfinished as error:
-            if not response.prepared:
-                raise
-            await _write(response, _ended_badly(error.ended))
+                    raise
+                response[_ENDED] = _status_of(error.ended)
+                await _write(response, _ended_badly(error.ended))
         except ClientGone:
             if not response.prepared:
                 raise
+            response[_ENDED] = GONE
         return response
 
-    def _grow(self, choice: _Choice, answer: Answer) -> str:
-        """Text to show. Raises _Unfinished."""
-        if choice.finish_reason is not None:
-            return ""
-        if isinstance(answer, Ended):
-            if answer.end not in FINISH_REASONS:
-                raise _Unfinished(answer)
-            choice.finish_reason = FINISH_REASONS[answer.end]
-            return choice.text.end()
-        choice.choices.append(answer.choice)
-        text = choice.text.push(answer.choice.token)
-        if choice.text.is_stopped:
-            choice.finish_reason = "stop"
-            self._gateway.cancel([answer.key])
-        return text
+    async def _pieces(
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        asked: Asked,
+        stream: asyncio.Queue[Answer],
+        grown: Mapping[int, GrowingChoice],
+    ) -> None:
+        """Everything that is said in a stream. Raises Unfinished, ClientGone."""
+        completion_id, created_s = _completion_id(), int(self._clock.now())
+        later = None if asked.wants_usage else msgspec.UNSET
+        while any(choice.finish_reason is None for choice in grown.values()):
+            answer = await _next(stream, request)
+            choice = grown[answer.key]
+            is_open = choice.finish_reason is None
+            text = self._grow(choice, answer)
+            if not response.prepared:
+                await _prepare(response, request)
+            if text or (is_open and choice.finish_reason is not None):
+                piece = _choice_json(choice, text)
+                await _write(response, answer_json(completion_id, created_s, asked.model, [piece], usage=later))
+        if asked.wants_usage:
+            usage = _usage(asked, grown)
+            await _write(response, answer_json(completion_id, created_s, asked.model, [], usage=usage))
+        await _write(response, b"[DONE]")
 
-    def _logprobs(self, choice: _Choice, asked: Asked) -> dict[str, Any] | None:
-        """Of the tokens that have not been given out."""
-        if asked.num_logprobs is None:
-            return None
-        fresh = choice.choices[choice.num_shown :]
-        choice.num_shown = len(choice.choices)
-        return logprobs_json(fresh, self._text.decode)
+    def _grow(self, choice: GrowingChoice, answer: Answer) -> str:
+        """Text to show. Raises Unfinished."""
+        text = choice.take(answer)
+        if choice.finish_reason is not None and isinstance(answer, Token):
+            self._gateway.cancel([answer.key])  # at a stop text: hosts would go on
+        return text
 
 
 async def _next(stream: asyncio.Queue[Answer], request: web.BaseRequest) -> Answer:
@@ -345,12 +335,27 @@ async def _next(stream: asyncio.Queue[Answer], request: web.BaseRequest) -> Answ
             continue
 
 
+async def _prepare(response: web.StreamResponse, request: web.BaseRequest) -> None:
+    try:
+        await response.prepare(request)
+    except ConnectionError as error:
+        raise ClientGone from error
+
+
 async def _write(response: web.StreamResponse, data: bytes) -> None:
     try:
         async with asyncio.timeout(WRITE_S):
             await response.write(b"data: " + data + b"\n\n")
     except (ConnectionError, TimeoutError) as error:
         raise ClientGone from error
+
+
+def _choice_json(choice: GrowingChoice, text: str) -> dict[str, Any]:
+    return choice_json(choice.index, text, finish_reason=choice.finish_reason, logprobs=choice.fresh_logprobs())
+
+
+def _usage(asked: Asked, grown: Mapping[int, GrowingChoice]) -> dict[str, int]:
+    return usage_json(asked.num_prompt_tokens, sum(len(choice.choices) for choice in grown.values()))
 
 
 def _status_of(ended: Ended) -> int:

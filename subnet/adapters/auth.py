@@ -134,10 +134,10 @@ async def verify_request(
 
     Raises Refused with one of AUTH_CODES.
     """
-    if any(
-        len(value) > _HEADERS_LIMIT_BYTES for name, value in headers.items() if name.lower().startswith("x-bittensor")
-    ):
-        raise Refused("malformed_auth", f"a signature header is longer than {_HEADERS_LIMIT_BYTES} characters")
+    for name, value in headers.items():
+        # bytes that are no UTF-8 arrive as surrogates, on which the SDK raises what is no AuthError
+        if name.lower().startswith("x-bittensor") and (len(value) > _HEADERS_LIMIT_BYTES or not value.isascii()):
+            raise Refused("malformed_auth", f"a signature header is not ASCII of at most {_HEADERS_LIMIT_BYTES} bytes")
     now_ns = int(now * 1e9)
     checks: dict[str, Any] = {"max_age": MAX_AGE_S, "allowed_skew": MAX_AHEAD_S, "now_ns": now_ns}
     try:

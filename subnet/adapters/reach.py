@@ -71,9 +71,12 @@ def _asker(request: web.BaseRequest) -> str:
     forwarded = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
     if not seen.is_global and forwarded:
         try:
-            return str(ipaddress.ip_address(forwarded))
+            address = ipaddress.ip_address(forwarded)
         except ValueError as error:
             raise ProtocolViolation("X-Forwarded-For names no address") from error
+        if "%" in forwarded:  # an interface of the proxy's, and any text at all
+            raise ProtocolViolation("X-Forwarded-For names an address on an interface")
+        return str(address)
     return str(seen)
 
 

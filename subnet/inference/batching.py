@@ -26,9 +26,10 @@ class _Sequence:
     ids: list[int] = field(default_factory=list)
     num_sent: int = 0
     route: tuple[Endpoint, ...] = ()
+    """Empty while it waits for a place or, running, for room on another host."""
     attempts: int = 0
-    parked_s: float | None = None
-    """Since when it waits for a host."""
+    homeless_s: float | None = None
+    """Since when no hosts could hold it, were they empty."""
 
     @property
     def num_made(self) -> int:
@@ -66,8 +67,6 @@ class Batcher:
         self._by_number: dict[int, _Sequence] = {}
         self._ready: OrderedDict[int, None] = OrderedDict()
         self._flights: dict[int, _Flight] = {}
-        self._broken_s: float | None = None
-        """Since when a stage has no host."""
         self._next_number = 1
         self._next_step = 1
 
@@ -116,16 +115,16 @@ class Batcher:
             line.append(_Sequence(job=job, since_s=now_s, ids=list(job.prompt)))
         return self._fill(now_s)
 
-    def cancel(self, key: int, now_s: float, *, end: End = End.CANCELLED) -> list[Effect]:
+    def cancel(self, key: int, now_s: float, *, end: End = End.CANCELLED, detail: str = "") -> list[Effect]:
         """End a job at once, wherever it is; unknown ones are no error."""
         for client, line in list(self._waiting.items()):
             for sequence in line:
                 if sequence.job.key == key:
                     line.remove(sequence)
                     self._forget_line(client)
-                    return [Ended(key, end)]
+                    return [Ended(key, end, detail)]
         running = self._running.get(key)
-        return [] if running is None else [*self._finish(running, end), *self._fill(now_s)]
+        return [] if running is None else [*self._finish(running, end, detail), *self._fill(now_s)]
 
     # ---- hosts ---------------------------------------------------------------------------------------------------
 
@@ -134,6 +133,7 @@ class Batcher:
         self._hosts[host] = (stage, limit_tokens)
         owed = self._owed.pop(host, [])
         drops: list[Effect] = [SendDrop(host, Drop(sequences=tuple(owed)))] if owed else []
+        self._look_for_homes(now_s)
         return drops + self._fill(now_s)
 
     def host_down(self, host: Endpoint, now_s: float) -> list[Effect]:
@@ -145,7 +145,8 @@ class Batcher:
             del self._flights[step]
         for sequence in list(self._running.values()):
             if host in sequence.route:
-                effects += self._send_again(sequence, now_s, f"host {host.host}:{host.port} is lost")
+                effects += self._send_again(sequence, f"host {host.host}:{host.port} is lost")
+        self._look_for_homes(now_s)
         return effects + self._fill(now_s)
 
     def on_result(self, result: Result, now_s: float) -> list[Effect]:
@@ -160,7 +161,7 @@ class Batcher:
         for number in result.lost:
             sequence = self._by_number.get(number)
             if sequence is not None:
-                effects += self._send_again(sequence, now_s, "a host did not have its cache")
+                effects += self._send_again(sequence, "a host did not have its cache")
         return effects + self._fill(now_s)
 
     def on_failed(self, failed: Failed, now_s: float) -> list[Effect]:
@@ -172,7 +173,7 @@ class Batcher:
         for number in flight.numbers:
             sequence = self._by_number.get(number)
             if sequence is not None:
-                effects += self._send_again(sequence, now_s, failed.reason)
+                effects += self._send_again(sequence, failed.reason)
         return effects + self._fill(now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
@@ -183,20 +184,30 @@ class Batcher:
             effects += self.on_failed(
                 Failed(step=step, reason=f"no answer to a step within {limits.step_s:g} s"), now_s
             )
-        self._broken_s = None if self.is_whole else now_s if self._broken_s is None else self._broken_s
-        is_lost = self._broken_s is not None and now_s - self._broken_s > limits.failover_s
-        waiting = [sequence for line in self._waiting.values() for sequence in line]
-        for sequence in [*waiting, *self._running.values()]:
+        self._look_for_homes(now_s)
+        for sequence in self._all():
+            key, homeless_s = sequence.job.key, sequence.homeless_s
             if now_s - sequence.since_s > limits.request_s:
-                effects += self.cancel(sequence.job.key, now_s, end=End.TIMEOUT)
-        for sequence in waiting if is_lost else ():
-            effects += self.cancel(sequence.job.key, now_s, end=End.UNAVAILABLE)
-        for sequence in list(self._running.values()):
-            if sequence.parked_s is not None and now_s - sequence.parked_s > limits.failover_s:
-                effects += self._finish(sequence, End.UNAVAILABLE, "a stage of the model has no host")
+                effects += self.cancel(key, now_s, end=End.TIMEOUT)
+            elif homeless_s is not None and now_s - homeless_s > limits.failover_s:
+                detail = "no host holds that many tokens" if self.is_whole else "a stage of the model has no host"
+                effects += self.cancel(key, now_s, end=End.UNAVAILABLE, detail=detail)
         return effects + self._fill(now_s)
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _all(self) -> list[_Sequence]:
+        """Waiting, then running."""
+        return [*(sequence for line in self._waiting.values() for sequence in line), *self._running.values()]
+
+    def _look_for_homes(self, now_s: float) -> None:
+        """Note who could be held by no hosts, and since when. Who only waits for room has a home."""
+        most = self.max_capacity
+        for sequence in self._all():
+            if sequence.route or sequence.capacity <= most:
+                sequence.homeless_s = None
+            elif sequence.homeless_s is None:
+                sequence.homeless_s = now_s
 
     def _take(self, sequence: _Sequence, choice: Choice) -> list[Effect]:
         key, job = sequence.job.key, sequence.job
@@ -224,23 +235,21 @@ class Batcher:
                 self._owed.setdefault(host, []).append(sequence.number)
         return [SendDrop(host, drop) for host in sequence.route if host in self._hosts]
 
-    def _send_again(self, sequence: _Sequence, now_s: float, reason: str) -> list[Effect]:
+    def _send_again(self, sequence: _Sequence, reason: str) -> list[Effect]:
         effects = self._drop(sequence)
         sequence.attempts += 1
         self._ready.pop(sequence.job.key, None)
         if sequence.attempts > self.limits.max_attempts:
             return effects + self._finish(sequence, End.UNAVAILABLE, reason)
         sequence.num_sent = 0
-        self._park(sequence, now_s)
+        self._place(sequence)
         return effects
 
-    def _park(self, sequence: _Sequence, now_s: float) -> None:
+    def _place(self, sequence: _Sequence) -> None:
         """Give it a route, or let it wait for one."""
-        route = self._route(sequence)
-        if route is None:
-            sequence.parked_s = now_s if sequence.parked_s is None else sequence.parked_s
+        sequence.route = self._route(sequence) or ()
+        if not sequence.route:
             return
-        sequence.parked_s, sequence.route = None, route
         sequence.number, self._next_number = self._next_number, self._next_number + 1
         self._by_number[sequence.number] = sequence
         self._ready[sequence.job.key] = None
@@ -263,16 +272,18 @@ class Batcher:
 
     def _fill(self, now_s: float) -> list[Effect]:
         """Places for those who wait, then steps for those who are ready."""
-        for sequence in [sequence for sequence in self._running.values() if sequence.parked_s is not None]:
-            self._park(sequence, now_s)
-        self._admit(now_s)
+        for sequence in [sequence for sequence in self._running.values() if not sequence.route]:
+            self._place(sequence)
+        self._admit()
         effects: list[Effect] = []
         while (step := self._next(now_s)) is not None:
             effects.append(step)
         return effects
 
-    def _admit(self, now_s: float) -> None:
+    def _admit(self) -> None:
         """One client after the other, each in order; who does not fit yet lets nobody pass, so that nobody waits for ever."""
+        if not all(sequence.route for sequence in self._running.values()):
+            return  # who lost a host comes before newcomers
         while self._waiting and self.num_running < self.limits.max_running:
             client = next(iter(self._waiting))
             sequence = self._waiting[client][0]
@@ -282,7 +293,7 @@ class Batcher:
             self._waiting.move_to_end(client)
             self._forget_line(client)
             self._running[sequence.job.key] = sequence
-            self._park(sequence, now_s)
+            self._place(sequence)
 
     def _forget_line(self, client: str) -> None:
         if not self._waiting[client]:
@@ -297,7 +308,7 @@ class Batcher:
         return None
 
     def _make(self, route: tuple[Endpoint, ...], now_s: float) -> SendStep:
-        mates = sum(sequence.route == route and sequence.parked_s is None for sequence in self._running.values())
+        mates = sum(sequence.route == route for sequence in self._running.values())
         share, room = -(-mates // self.num_stages), self.limits.max_rows
         pieces: list[Piece] = []
         for key in [key for key in self._ready if self._running[key].route == route][:share]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from subnet.inference.cache import CacheShape, SequenceCache
@@ -16,6 +17,8 @@ from subnet.inference.served import ServedModel
 Choices = list[tuple[int, Choice]]
 """Tokens by the number of their sequence, in order."""
 Item = tuple[Piece, SequenceCache]
+Ahead = Mapping[int, Tensor | None]
+"""By sequence: (S, V) logits of each of a host's pooled stages after its piece; None where no token is wanted."""
 _Wanted = list[tuple[Piece, Sampling]]
 
 
@@ -73,11 +76,26 @@ class PooledEngine:
         """One where a token is wanted after the piece; what a stage makes of the others stays in its cache."""
         return 0 if piece.sampling is None else 1
 
-    def run(self, items: Sequence[Item], received: Tensor | None) -> tuple[Tensor | None, Choices]:
-        """As Engine says."""
+    def ahead(self, items: Sequence[Item]) -> Ahead:
+        """What needs no row of the stages before; for each piece's sequence, and for `run` of the same pieces or some of them."""
         ends, wanted = _wanted_rows(items)
-        spans = [Span(cache, piece.start, piece.ids) for piece, cache in items]
-        sums = self._runner.run(spans, ends, received)
+        own_SRV = self._runner.own([Span(cache, piece.start, piece.ids) for piece, cache in items], ends)
+        rows = {piece.sequence: own_SRV[:, at] for at, (piece, _) in enumerate(wanted)}
+        return {piece.sequence: rows.get(piece.sequence) for piece, _ in items}
+
+    def run(
+        self, items: Sequence[Item], received: Tensor | None, ahead: Ahead | None = None
+    ) -> tuple[Tensor | None, Choices]:
+        """As Engine says. What `ahead` does not hold is computed now: it comes to the same bits."""
+        found = dict(ahead or {})
+        missing = [item for item in items if item[0].sequence not in found]
+        if missing:
+            found |= self.ahead(missing)
+        _, wanted = _wanted_rows(items)
+        own = [row for piece, _ in wanted if (row := found[piece.sequence]) is not None]
+        if not own:
+            return (None if self.is_last else torch.empty(0, self.served.wire_width)), []
+        sums = self._runner.add(received, torch.stack(own, dim=1))
         return (None, _chosen(wanted, self._runner.mean(sums))) if self.is_last else (sums, [])
 
 

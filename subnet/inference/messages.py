@@ -18,7 +18,7 @@ from subnet.errors import ProtocolViolation
 from subnet.inference.sampling import Choice, Sampling
 from subnet.types import Endpoint
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"STRS"
 GREETING = struct.Struct("<4sH32s")
 LENGTHS = struct.Struct("<II")
@@ -80,7 +80,10 @@ class Piece(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """One micro-batch on its way through the stages. `route` names the hosts after the receiver, in order."""
+    """One micro-batch on its way through the stages. `route` names the hosts after the receiver, in order.
+
+    A gateway sends it to the pooled stages after the first too, without rows, ahead of the sum from the stage before.
+    """
 
     session: str
     step: Natural

@@ -4,7 +4,10 @@ Hosts read the same tokens and keep caches of their own. From one to the next go
 stages and in float32, and only for tokens that are wanted; the last divides it. So the sum has the bits that adding up in one
 place would give, however the stages are dealt out to hosts.
 
-Legend: R rows of which logits are wanted, V vocabulary.
+A stage needs no row of another for its own logits, so all hosts compute at once, when the gateway tells them the tokens; only the
+adding up waits for the sum (`own`, `add`).
+
+Legend: S stages of a host, R rows of which logits are wanted, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,21 +42,27 @@ class PooledRunner:
         self.cache_shape = cache_shape(served, stage, num_stages, torch_dtype(served.dtype))
 
     @torch.no_grad()
-    def run(self, spans: Sequence[Span], wanted: Sequence[int], received_RV: Tensor | None) -> Tensor:
-        """All tokens into the caches; (R, V) sums as they came, None at the first host -> the same with its own logits added.
+    def own(self, spans: Sequence[Span], wanted: Sequence[int]) -> Tensor:
+        """All tokens into the caches; (S, R, V) logits of each of this host's stages.
 
         `wanted` are those among the tokens of all spans after which logits are asked for.
         """
-        sums_RV, first = received_RV, 0
+        found, first = [], 0
         for runner in self.runners:
             count = runner.cache_shape.num_layers
             stream = runner.run([Span(span.cache.layers(first, count), span.start, span.ids) for span in spans], None)
             first += count
-            if not wanted:
-                continue
-            own_RV = runner.logits(stream[list(wanted)])
-            sums_RV = own_RV if sums_RV is None else sums_RV + own_RV
-        return torch.empty(0, self.served.wire_width) if sums_RV is None else sums_RV
+            if wanted:
+                found.append(runner.logits(stream[list(wanted)]))
+        return torch.stack(found) if found else torch.empty(len(self.runners), 0, self.served.wire_width)
+
+    def add(self, received_RV: Tensor | None, own_SRV: Tensor) -> Tensor:
+        """(R, V) sums as they came, None at the first host -> the same with this host's stages added, one after the other."""
+        sums_RV = received_RV
+        for stage_RV in own_SRV:
+            sums_RV = stage_RV if sums_RV is None else sums_RV + stage_RV
+        assert sums_RV is not None, "a host has at least one stage"
+        return sums_RV
 
     def mean(self, sums_RV: Tensor) -> Tensor:
         """(R, V) sums over all stages -> the logits of the model."""

@@ -14,8 +14,9 @@ from subnet import wire
 from subnet.adapters.listener import Listener
 from subnet.adapters.memory_chain import MemoryChain, MemoryChainConfig, MemoryChainState
 from subnet.adapters.system import SystemClock
+from subnet.config import RunKind
 from subnet.dashboard.views import run_view
-from subnet.types import Hotkey, Outcome
+from subnet.types import Hotkey, Outcome, Phase
 from tests.unit.orchestration import FIRST, MINERS, RUN, VALIDATORS, Run
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -106,6 +107,16 @@ async def test_every_part_shows_the_run(shown: Shown) -> None:
     assert "nothing that counts" in rows[MINERS[1]]
     assert "not registered" in rows[MINERS[5]]
     assert "netuid 7" in shown.text("record") and f"{VALIDATORS[0]} to segment 0" in shown.text("record")
+    assert _complaints(shown.chrome) == []
+
+
+async def test_a_run_of_stages_apart_that_has_ended_says_so(shown: Shown) -> None:
+    shown.run.state.kind, shown.run.state.phase = RunKind.BLOCKTRAIN, Phase.FINISHED
+    await shown.open()
+    await shown.until(lambda: "2.500 after epoch 0" in shown.text("loss"))
+    assert shown.text("dashed") == "the first stage alone"
+    assert "the run has ended" in shown.text("now") and "at the latest" not in shown.text("now")
+    assert len(shown.chrome.find_elements(By.CSS_SELECTOR, "#loss circle")) == 2
     assert _complaints(shown.chrome) == []
 
 

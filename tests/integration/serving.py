@@ -133,7 +133,7 @@ async def serving(
         gateway,
         text,
         names=model_names(directory.served, "tiny"),
-        limits=Limits(max_positions=256, max_tokens=200, max_body_bytes=4096),
+        limits=Limits(max_positions=512, max_tokens=200, max_body_bytes=4096),
         clock=clock,
         api_key=api_key,
     )

@@ -55,8 +55,9 @@ async def test_behind_a_proxy_the_address_that_the_proxy_names_is_dialled(
     headers = {"X-Forwarded-For": "203.0.113.9, 127.0.0.2"}
     async with session.get(f"{orchestrator}{routes.REACH}{free_port()}", headers=headers) as answer:
         assert (await answer.json())["address"] == "127.0.0.2"
-    async with session.get(f"{orchestrator}{routes.REACH}1", headers={"X-Forwarded-For": "localhost"}) as answer:
-        assert answer.status == 400
+    for forwarded in ("localhost", "fe80::1%" + "a" * 64):
+        async with session.get(f"{orchestrator}{routes.REACH}1", headers={"X-Forwarded-For": forwarded}) as answer:
+            assert answer.status == 400
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "x", "22/24", "", "9" * 5000])

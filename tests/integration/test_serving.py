@@ -74,6 +74,23 @@ async def test_the_official_client_streams_what_transformers_generates(served: S
     assert [entry.id async for entry in served.client.models.list()] == ["tiny"]
 
 
+async def test_a_stream_tells_its_usage_once_and_at_its_end(served: Served) -> None:
+    """And what left before its end, or ended badly after its beginning, is counted as that."""
+    stream = await served.client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=8, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    assert stream.response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    *pieces, last = [piece async for piece in stream]
+    assert {piece.usage for piece in pieces} == {None}
+    assert sorted(choice.finish_reason for piece in pieces for choice in piece.choices if choice.finish_reason) == [
+        "length",
+        "length",
+    ]
+    assert last.choices == [] and last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(PROMPT), 16)
+    assert served.api.num_requests == {200: 1}
+
+
 async def test_whole_answers(served: Served, model: Any) -> None:
     answer = await served.client.completions.create(
         model="tiny", prompt=[PROMPT, "peace"], max_tokens=MAX_TOKENS, temperature=0, n=2, logprobs=2
@@ -119,6 +136,7 @@ async def test_a_client_that_goes_away_leaves_nothing(served: Served) -> None:
         break
     await stream.close()
     await served.gateway.until_idle()
+    assert served.api.num_requests == {499: 1}
     whole = asyncio.create_task(streamed(served, "peace", 200))
     await served.gateway.until(lambda: served.gateway.batcher.num_running > 0)
     whole.cancel()
@@ -160,6 +178,7 @@ async def test_a_killed_host_is_replaced_and_without_a_replica_the_end_is_clear_
             with pytest.raises(openai.APIError, match="a stage of the model has no host"):
                 await ends
             assert time.monotonic() - began_s < 10
+            assert served.api.num_requests == {200: 3, 503: 1}
             with pytest.raises(openai.InternalServerError, match="a stage of the model has no host now"):
                 await streamed(served, PROMPT)
             assert "a stage has no host" in await _health(served)
@@ -236,6 +255,13 @@ async def test_a_full_queue_says_when_to_come_back(place: Path, hosts: list[Endp
                 assert (await response.json())["error"]["code"] == "queue_full"
 
 
+async def test_what_the_hosts_cannot_hold_is_refused_at_once(served: Served) -> None:
+    """The gateway was told 512 positions, its hosts take the 256 that the model was trained on."""
+    with pytest.raises(openai.BadRequestError, match="at most 256 tokens") as refused:
+        await served.client.completions.create(model="tiny", prompt="a" * 200, max_tokens=57)
+    assert refused.value.code == "context_length_exceeded"
+
+
 async def test_keys_keep_strangers_out(place: Path, hosts: list[Endpoint]) -> None:
     async with serving(place, hosts, key="another key, which is not theirs") as served:
         assert not await served.gateway.until_whole(0.5)
@@ -246,12 +272,23 @@ async def test_keys_keep_strangers_out(place: Path, hosts: list[Endpoint]) -> No
         assert await served.gateway.until_whole(20)
         with pytest.raises(openai.AuthenticationError, match="Authorization: Bearer KEY"):
             await served.client.completions.create(model="tiny", prompt=PROMPT)
+        assert (await _said(served, b"Authorization: Bearer \xff")).startswith(b"HTTP/1.1 401 ")
         asks = served.client.with_options(api_key="secret of the clients")
         assert (await asks.completions.create(model="tiny", prompt=PROMPT, max_tokens=1)).choices
 
 
+async def _said(served: Served, header: bytes) -> bytes:
+    """What a gateway answers to a header that no client library sends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+    async with asyncio.timeout(10):
+        said = await reader.read()
+    writer.close()
+    return said
+
+
 async def test_bytes_that_are_no_frame_harm_nobody(served: Served, hosts: list[Endpoint]) -> None:
-    for garbage in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), b"STRS\x01\x00" + bytes(32) + b"\xff" * 32, b""):
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n" + bytes(100), b"STRS\x02\x00" + bytes(32) + b"\xff" * 32, b""):
         reader, writer = await asyncio.open_connection("127.0.0.1", hosts[1].port)
         writer.write(garbage)
         writer.write_eof()

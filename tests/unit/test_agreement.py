@@ -96,7 +96,7 @@ def test_the_command_prints_the_matrix_and_draws_it(
 
 def test_a_picture_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(StartupRefused, match=r"pip install 'strata\[plots\]'"):
+    with pytest.raises(StartupRefused, match="-m pip install matplotlib"):
         plots.new_figure(1.0, 1.0)
 
 

@@ -98,6 +98,8 @@ async def test_bent_requests_are_refused_each_with_its_code() -> None:
     assert await _code({}, clock) == "malformed_auth"
     assert await _code({**headers, "X-Bittensor-Signature": "0x" + "0" * 5000}, clock) == "malformed_auth"
     assert await _code({**headers, "X-Bittensor-Nonce": "9" * 5000}, clock) == "malformed_auth"
+    # a byte that is no UTF-8, as the server reads it
+    assert await _code({**headers, "X-Bittensor-Hotkey": "\udcff"}, clock) == "malformed_auth"
 
 
 async def test_stale_and_future_requests_are_refused() -> None:

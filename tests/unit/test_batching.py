@@ -236,6 +236,39 @@ def test_without_a_replica_the_end_is_clear_and_bounded() -> None:
     world.assert_empty()
 
 
+def test_who_waits_for_room_on_a_replica_is_not_given_up_nor_passed() -> None:
+    """Two replicas that are full; what ran on the lost one waits until something on the other has ended."""
+    world = World(BatchLimits(failover_s=5), replicas=2, room=2 * padded(9))
+    world.submit(*(job(key) for key in range(4)))
+    world.down(endpoint(1, 0))
+    world.submit(job(4))
+    for world.now_s in (1.0, 7.0):
+        world.do(world.batcher.tick(world.now_s))
+    assert not world.ends
+    assert (world.batcher.num_running, world.batcher.num_waiting) == (4, 1)
+    world.run()
+    assert {key: end for key, end in world.ends.items() if end is not End.LENGTH} == {}
+    assert max(world.ends, key=list(world.ends).index) == 4
+    world.assert_empty()
+
+
+def test_who_fits_no_host_ends_soon_and_lets_the_others_pass() -> None:
+    """The roomy host was lost after it had been asked for."""
+    world = World(BatchLimits(failover_s=5, max_running=1), room=padded(9))
+    world.up(endpoint(0, 1), 4 * padded(9))
+    world.up(endpoint(1, 1), 4 * padded(9))
+    world.up(endpoint(2, 1), 4 * padded(9))
+    world.submit(job(1), job(2, length=3 * padded(9)), job(3))
+    world.down(endpoint(1, 1))
+    world.run()
+    assert world.batcher.num_waiting == 2
+    for world.now_s in (1.0, 7.0):
+        world.do(world.batcher.tick(world.now_s))
+    world.run()
+    assert world.ends == {1: End.LENGTH, 2: End.UNAVAILABLE, 3: End.LENGTH}
+    world.assert_empty()
+
+
 def test_a_host_that_comes_back_in_time_takes_over() -> None:
     world = World(BatchLimits(failover_s=5))
     asked = job(1, max_tokens=6)

@@ -213,28 +213,56 @@ def test_every_command_leads_somewhere(command: str) -> None:
     assert callable(getattr(import_module(module), name))
 
 
-def _printed_commands() -> Iterator[tuple[str, str]]:
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "deploy").rglob("*.*"))]
+def _printed_commands() -> Iterator[tuple[str, str, bool]]:
+    """Where, what stands after `strata`, and whether it is a line to be typed and not a word in a sentence."""
+    guides = [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
+    documents = [*guides, *sorted((ROOT / "deploy").rglob("*.*"))]
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in documents}
     texts |= {f"strata {name} --help": command.help for name, command in COMMANDS.items()}
     for where, text in texts.items():
-        for line in re.findall(r"^[ $\"]*(?:\.?/\S*/)?strata ((?:[a-z-]+)\b.*)$", text, re.MULTILINE):
-            yield where, line
+        for line in re.findall(r"^[ $\"]*(?:\S*/)?strata ((?:[a-z-]+)\b.*)$", text, re.MULTILINE):
+            yield where, line, "`" not in line
+        for line in re.findall(r"`strata ([a-z][^`]*)`", text):
+            yield where, line, False
 
 
 def test_every_command_that_a_text_prints_exists() -> None:
     found = list(_printed_commands())
-    assert len(found) > 20
-    for where, line in found:
-        name, *rest = re.split(r"\s{3,}|\s+#", line)[0].split()
+    assert len(found) > 100
+    for where, line, is_typed in found:
+        name, *rest = re.split(r"\s{3,}(?![-\s])|\s+#|\.\.\.|`", line)[0].split()
         assert name in COMMANDS, f"{where}: strata {line}"
         command = COMMANDS[name]
         if name == "devnet" and rest and not rest[0].startswith("-"):
-            command = command.get_command(None, rest[0])
+            command = command.get_command(None, rest.pop(0))
             assert command is not None, f"{where}: strata {line}"
         known = {flag for option in command.params for flag in option.opts} | {"--help", "-h"}
         flags = {word.split("=")[0] for word in rest if re.match(r"--?[A-Za-z]", word)}
         assert flags <= known, f"{where}: strata {line}"
+        if is_typed and "--help" not in rest:
+            command.make_context(name, rest)  # raises what typing it would
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern"), [("pipeline", r"Default: (\d+|resbm)"), ("blocktrain", r"for blocktrain (\d+)")]
+)
+def test_the_defaults_that_help_names_are_those_of_a_local_subnet(
+    kind: str, pattern: str, received: list[tuple[object, ...]]
+) -> None:
+    assert typed(f"localnet --kind {kind}") == 0
+    config, options = received[0]
+    assert isinstance(config, NodeConfig) and isinstance(options, LocalnetOptions)
+    tables = {"localnet": options, "training": config.run.training, "model": config.run.model}
+    named = [(flag.key, said[1]) for flag in cli._LOCALNET if (said := re.search(pattern, flag.help))]
+    assert len(named) >= 3
+    for key, default in named:
+        table, _, name = key.partition(".")
+        assert default == str(getattr(tables[table], name)), key
 
 
 def test_devnet_serves_until_it_is_told_to_stop() -> None:

@@ -38,11 +38,22 @@ def test_every_way_to_give_prompts(prompt: object, prompts: list[list[int]]) -> 
     assert [list(each) for each in read(prompt=prompt).prompts] == prompts
 
 
+def test_who_does_not_say_how_many_tokens_gets_what_there_is_room_for() -> None:
+    """Sixteen are OpenAI's default, and nothing that the client asked for."""
+    assert read(prompt="a" * 60).max_tokens == 4
+    assert read(Limits(max_positions=64, max_tokens=8)).max_tokens == 8
+
+
 def test_choices_of_each_prompt_stand_together_and_draw_apart() -> None:
     asked = read(prompt=["a", "b"], n=2, seed=5, temperature=0.5)
     assert asked.prompts == ((97,), (97,), (98,), (98,))
     assert [sampling.seed for sampling in asked.samplings] == [5, 6, 7, 8]
     assert asked.num_prompt_tokens == 2
+
+
+def test_more_than_all_tokens_to_choose_from_are_all() -> None:
+    """The number goes to the hosts as 64 bits."""
+    assert read(top_k=10**20).samplings[0].top_k == 256
 
 
 def test_what_clients_send_as_null_is_left_out() -> None:
@@ -100,6 +111,7 @@ def test_the_request_that_is_printed_is_one_that_is_served(limits: Limits, max_t
         ({"best_of": 3}, "best_of", "not served here"),
         ({"tempurature": 1}, "tempurature", "unknown field"),
         ({"stream_options": {"x": 1}}, "x", "unknown field"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "set stream"),
     ],
 )
 def test_a_mistake_is_named(fields: dict[str, Any], param: str, text: str) -> None:
@@ -126,7 +138,7 @@ def test_tokens_that_are_no_text_have_names_of_their_own() -> None:
         Choice(token=97, logprob=-1.0, top=((97, -1.0), (98, -2.0))),
         Choice(token=1000, logprob=-2.0, top=((1000, -2.0), (1001, -2.5))),
     ]
-    found = logprobs_json(choices, lambda ids: "".join(chr(token) if token < 256 else "�" for token in ids))
+    found = logprobs_json(choices, [0, 1], lambda ids: "".join(chr(token) if token < 256 else "�" for token in ids))
     assert found["tokens"] == ["a", "token_id:1000"]
     assert found["top_logprobs"] == [{"a": -1.0, "b": -2.0}, {"token_id:1000": -2.0, "token_id:1001": -2.5}]
     assert found["text_offset"] == [0, 1]

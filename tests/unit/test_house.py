@@ -102,6 +102,24 @@ def test_supervisors_stay_down_after_the_codes_that_need_a_person() -> None:
     }
 
 
+def test_every_link_of_a_guide_leads_somewhere() -> None:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text()):
+            name, _, anchor = target.partition("#")
+            found = path.parent / name if name else path
+            assert found.exists(), f"{path.name}: {target}"
+            titles = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE) if anchor else []
+            slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert not anchor or anchor in slugs, f"{path.name}: {target}"
+
+
+def test_a_decision_that_is_named_is_written_down() -> None:
+    design = (ROOT / "DESIGN.md").read_text()
+    decided = set(re.findall(r"^## (D\d+)\.", design, re.MULTILINE))
+    for path in [*MODULES, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        assert set(re.findall(r"\bD\d\d\b", path.read_text())) <= decided, path
+
+
 def imported(code: str, *names: str) -> list[str]:
     """Which of `names` are loaded after `code` ran in a fresh interpreter."""
     show = f"{code}\nimport sys\nprint(*[name for name in {names!r} if name in sys.modules])"

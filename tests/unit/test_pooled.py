@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from subnet.config import Objective, RunConfig
 from subnet.inference.cache import SequenceCache
 from subnet.inference.decode import Span, rows_are_independent
-from subnet.inference.engine import make_engine, mode_of
+from subnet.inference.engine import Item, PooledEngine, make_engine, mode_of
 from subnet.inference.messages import Piece
 from subnet.inference.pooled import PooledRunner
 from subnet.inference.sampling import Sampling
@@ -46,7 +46,8 @@ class Serving:
         rows = range(sum(len(ids) for _, _, ids in asked)) if wanted is None else wanted
         sums: Tensor | None = None
         for index, host in enumerate(self.hosts):
-            sums = host.run([Span(self.caches[seq][index], start, ids) for seq, start, ids in asked], rows, sums)
+            spans = [Span(self.caches[seq][index], start, ids) for seq, start, ids in asked]
+            sums = host.add(sums, host.own(spans, rows))
         assert sums is not None
         return self.hosts[-1].mean(sums)
 
@@ -102,6 +103,33 @@ def test_a_row_crosses_for_each_token_that_is_wanted(vectors: Vectors) -> None:
     items = [(piece, SequenceCache(engine.cache_shape, 9)) for piece in (reads, asks)]
     rows, choices = engine.run(items, torch.zeros(1, SERVED.wire_width))
     assert rows is not None and rows.shape == (1, 256) and not choices
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_what_was_computed_ahead_has_the_same_bits_also_when_only_some_of_it_is_wanted(
+    vectors: Vectors, stage: int
+) -> None:
+    """Three hosts, the last with two stages; between the two looks the stage before lost one sequence and one came anew."""
+    engine, _ = make_engine(SERVED, stage, 3, all_params(CONFIG, vectors), max_positions=64)
+    assert isinstance(engine, PooledEngine)
+    pieces = [
+        Piece(sequence=1, start=0, ids=(1, 2, 3), capacity=9, sampling=Sampling(temperature=0)),
+        Piece(sequence=2, start=0, ids=(4, 5), capacity=9),
+        Piece(sequence=3, start=0, ids=(7, 6), capacity=9, sampling=Sampling(temperature=0)),
+        Piece(sequence=4, start=0, ids=(8, 9), capacity=9, sampling=Sampling(temperature=0, num_logprobs=5)),
+    ]
+
+    def opened() -> list[Item]:
+        return [(piece, SequenceCache(engine.cache_shape, 9)) for piece in pieces]
+
+    received = torch.randn(2, SERVED.wire_width, generator=torch.Generator().manual_seed(3))
+    plain, plainly_chosen = engine.run(opened()[1:], received)
+    items = opened()
+    ahead = engine.ahead(items[:3])
+    rows, chosen = engine.run(items[1:], received, ahead)
+    assert chosen == plainly_chosen
+    assert (rows is None and plain is None) or (rows is not None and plain is not None and torch.equal(rows, plain))
+    assert bool(chosen) == engine.is_last
 
 
 def test_the_exported_directory_says_how_it_is_served(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ function table(columns, rows) {
 
 function drawNow(run) {
   const now = run.at_s;
+  const isOver = run.phase === "finished"; // the state stays as it was at the end of a bounded run
   const length = Math.max(1e-9, run.phase_deadline_s - run.phase_since_s);
   const left = Math.max(0, run.phase_deadline_s - now);
   const phases = PHASES.includes(run.phase) ? PHASES : [...PHASES, run.phase];
@@ -65,12 +66,19 @@ function drawNow(run) {
       { class: "phases", "aria-label": "Phases of an epoch" },
       ...phases.map((phase) => el("li", phase === run.phase ? { "aria-current": "step" } : {}, phase)),
     ),
-    el("progress", { max: 1, value: Math.min(1, (now - run.phase_since_s) / length), "aria-label": "time of this phase" }),
-    el("p", { class: "quiet" }, `this phase ends when its quorum is complete, in ${Math.ceil(left)} s at the latest`),
+    el("progress", { max: 1, value: isOver ? 1 : Math.min(1, (now - run.phase_since_s) / length), "aria-label": "time of this phase" }),
+    el("p", { class: "quiet" }, phaseEnd(run.phase, Math.ceil(left))),
   );
 }
 
-function drawLoss(evaluations) {
+function phaseEnd(phase, left_s) {
+  if (phase === "finished") return "the run has ended; this is how it ended";
+  const end = phase === "closing" ? "the last audits are judged" : "its quorum is complete";
+  return `this phase ends when ${end}, in ${left_s} s at the latest`;
+}
+
+function drawLoss(evaluations, kind) {
+  byId("dashed").textContent = kind === "blocktrain" ? "the first stage alone" : "with what crosses the cuts set to zero";
   const done = evaluations.filter((one) => one.loss !== null);
   if (done.length === 0) {
     show("loss", el("p", { class: "quiet" }, "No epoch has been measured yet."));
@@ -100,9 +108,12 @@ function drawLoss(evaluations) {
   picture.append(drawn("polyline", { class: "curve", points: line("loss") }));
   const every = Math.ceil(done.length / 16);
   done.forEach((one, at) => {
-    const dot = drawn("circle", { cx: x(at), cy: y(one.loss), r: 3 });
-    dot.append(drawn("title", {}, `epoch ${one.epoch}: ${one.loss.toFixed(4)}`));
-    picture.append(dot);
+    for (const [name, kind] of [["loss_wires_zeroed", "zeroed"], ["loss", ""]]) { // a curve of one point is none
+      if (one[name] === null) continue;
+      const dot = drawn("circle", { class: kind, cx: x(at), cy: y(one[name]), r: 3 });
+      dot.append(drawn("title", {}, `epoch ${one.epoch}: ${one[name].toFixed(4)}`));
+      picture.append(dot);
+    }
     if (at % every === 0) picture.append(drawn("text", { x: x(at), y: height - 6, "text-anchor": "middle" }, `e${one.epoch}`));
   });
   show("loss", picture, el("p", { class: "quiet" }, `${last.loss.toFixed(3)} after epoch ${last.epoch}`));
@@ -225,7 +236,7 @@ async function look() {
   byId("run").textContent = run.run_id;
   document.title = `Strata: epoch ${run.epoch}, ${run.phase}`;
   drawNow(run);
-  drawLoss(run.evaluations);
+  drawLoss(run.evaluations, run.kind);
   drawStages(run);
   drawStandings(run, metagraph);
   drawAudits(run);

@@ -246,7 +246,8 @@ class CompletionsApi:
         data = await read_bytes(request, limit_bytes=limits.max_body_bytes, timeout_s=BODY_S)
         if room := self._gateway.max_positions:  # hosts may have been started with less than this gateway
             limits = msgspec.structs.replace(limits, max_positions=min(limits.max_positions, room))
-        return read_body(
+        return await asyncio.to_thread(  # a tokenizer takes a second for a megabyte
+            read_body,
             data,
             self._text.encode,
             models=list(self.names),

@@ -110,12 +110,6 @@ class ServedModel(Record, frozen=True):
         run = RunConfig(model=model, training=TrainingConfig(num_stages=1))
         return msgspec.structs.replace(self, run=run, has_cuts=False)
 
-    def cache_bytes_per_token(self, stage: int, num_stages: int) -> int:
-        """Keys and values of one token at one serving stage."""
-        model = self.run.model
-        kv_width = model.num_kv_heads * (model.width // model.num_heads)
-        return 2 * self.num_layers(stage, num_stages) * kv_width * (4 if self.dtype == "float32" else 2)
-
     def tensor_names(self, stage: int, num_stages: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """For each param of a serving stage: the name it has in the files, and its shape."""
         run, own = self.stages(stage, num_stages)

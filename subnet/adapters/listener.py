@@ -189,12 +189,13 @@ class Listener:
 
     def _find(self, path: str) -> tuple[Handler, str]:
         """Handler of the longest prefix, and the rest of the path. Raises NotFound."""
-        at = len(path)
-        while at > 0:
-            handler = self._handlers.get(path[:at])
-            if handler is not None and (at == len(path) or path[at - 1] == "/"):
-                return handler, path[at:]
-            at = path.rfind("/", 0, at - 1) + 1
+        # By the few prefixes, not by the path's parts: a stranger's path of 8,000 slashes took 20 ms.
+        fitting = [
+            prefix for prefix in self._handlers if path == prefix or (prefix[-1] == "/" and path.startswith(prefix))
+        ]
+        if fitting:
+            prefix = max(fitting, key=len)
+            return self._handlers[prefix], path[len(prefix) :]
         raise NotFound(f"no route {path[:200]}; the other side may be of another version")
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

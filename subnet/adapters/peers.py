@@ -21,7 +21,7 @@ from msgspec import Meta
 from subnet import frames
 from subnet.adapters import routes
 from subnet.adapters.auth import KeypairSigner, RequestSigner, verify_request
-from subnet.adapters.http_client import NETWORK_ERRORS, PIECE_BYTES, Body, read_response, say
+from subnet.adapters.http_client import NETWORK_ERRORS, PIECE_BYTES, Body, read_refusal, say
 from subnet.adapters.listener import Listener, ListenLimits
 from subnet.adapters.memory import ReplayMemory
 from subnet.adapters.rates import RateLimiter, transfer_limit_s
@@ -34,7 +34,6 @@ Expect = Callable[[FrameHeader], None]
 """Raises ProtocolViolation or Refused for a header whose payload is not wanted: shape, dtype, epoch, lease."""
 
 _PREFIX_BYTES = 10
-_ERROR_LIMIT_BYTES = 1 << 16
 _PATH = re.compile(r"([a-z0-9-]{1,120})/([0-9a-f]{64})")
 _HOST = re.compile(r"[A-Za-z0-9.:-]{1,253}")
 
@@ -139,12 +138,12 @@ class HttpPeers:
             ):
                 if response.status == 204:
                     return
-                answer = await read_response(response, limit_bytes=_ERROR_LIMIT_BYTES)
+                answer = await read_refusal(response)
         except aiohttp.ServerDisconnectedError:
             raise
         except NETWORK_ERRORS as error:
             raise TransientFailure(
-                f"{receiver} at {url.host}:{url.port} did not take the frame: {say(error)}"
+                f"{receiver} at {url.raw_host}:{url.port} did not take the frame: {say(error)}"
             ) from error
         raise _as_sender(routes.error_of(response.status, answer))
 

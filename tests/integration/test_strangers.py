@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from subnet import wire
+from subnet import frames, wire
 from subnet.adapters.auth import KeypairSigner
-from subnet.adapters.blobs import DirectoryBlobStore
-from subnet.adapters.http_client import open_session
+from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
+from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control, mount_public, mount_status
 from subnet.adapters.listener import Listener
 from subnet.adapters.page import mount_page
@@ -23,8 +23,9 @@ from subnet.adapters.peers import HttpPeers
 from subnet.adapters.reach import mount_reach
 from subnet.adapters.serving_link import Link, LinkCounters, LinkServer, dial
 from subnet.adapters.system import SystemClock
+from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.inference.messages import Hello
-from subnet.types import Endpoint, FrameHeader, Hotkey
+from subnet.types import Direction, Endpoint, Epoch, FrameHeader, Hotkey, Lease, SampleId, StageIndex
 
 OWNER = KeypairSigner.from_uri("//Owner")
 CLOCK = SystemClock()
@@ -176,3 +177,90 @@ async def _gone_before_accepted() -> None:
     await server.stop()
     gc.collect()
     assert not faults
+
+
+def a_frame() -> frames.Frame:
+    lease = Lease(
+        run_id="run",
+        epoch=Epoch(0),
+        sample=SampleId(1),
+        branch=0,
+        attempt=0,
+        hops=(OWNER.hotkey, Hotkey("5E")),
+        deadline_s=1e12,
+        signature="00",
+    )
+    return frames.make(lease, stage=StageIndex(1), direction=Direction.FORWARD, shape=(1,), payload=bytes(2))
+
+
+NO_HOSTS = ["[bad", "x:99999999", "a..b", ".", "a" * 64 + ".com", "a" * 300, "xn--a"]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+async def test_a_url_whose_host_is_none_costs_its_author_and_no_process(host: str) -> None:
+    """The orchestrator's grants and the owner's record name URLs; what they name may be nothing that can be asked."""
+    async with open_session() as session:
+        blobs = HttpBlobs(session)
+        with pytest.raises((ProtocolViolation, TransientFailure)):
+            await blobs.get(f"http://{host}/v1/blobs/x", limit_bytes=1)
+        with pytest.raises((Refused, TransientFailure)):
+            await blobs.put(f"http://{host}/v1/blobs/x", b"1")
+        control = HttpControl(session, f"http://{host}", signer=OWNER, orchestrator=OWNER.hotkey, clock=CLOCK)
+        with pytest.raises((ProtocolViolation, TransientFailure)):
+            await control.call(wire.Enlist(), timeout_s=0.05)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".", "a" * 64 + ".com", "a" * 200, "xn--a", ":::::", "[bad"])
+async def test_a_miner_that_announces_no_host_keeps_no_neighbour_from_its_work(host: str) -> None:
+    async with open_session() as session:
+        peers = HttpPeers(OWNER, session=session, clock=CLOCK, expect=lambda header: None)
+        with pytest.raises((Refused, TransientFailure)):
+            await peers.send(Hotkey("5E"), Endpoint(host=host, port=9), a_frame())
+
+
+@contextlib.asynccontextmanager
+async def answering(head: bytes, body: bytes = b"") -> AsyncIterator[str]:
+    """A server that reads a request's head and says only this; its address."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(head + b"Connection: close\r\n\r\n" + body)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+ODD_ANSWERS = {
+    "nothing": (b"", b""),
+    "no HTTP": (b"220 mail.example ESMTP\r\n", b""),
+    "a long refusal": (b"HTTP/1.1 503 Busy\r\nContent-Length: 200000\r\n", bytes(200_000)),
+    "an endless refusal": (b"HTTP/1.1 409 No\r\n", bytes(1 << 20)),
+    "a refusal that is no text": (b"HTTP/1.1 403 No\r\nContent-Length: 4\r\n", b"\xff\xfe{}"),
+    "somewhere else": (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n", b""),
+    "less than announced": (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n", b"1"),
+    "more than asked for": (b"HTTP/1.1 206 Partial\r\nContent-Length: 99\r\n", bytes(99)),
+    "all of it": (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n", bytes(99)),
+    "headers without end": (b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 100_000, b""),
+    "a status that is none": (b"HTTP/1.1 999999 OK\r\n", b""),
+    "chunks that are none": (b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\n", b"zz\r\n1"),
+}
+
+
+@pytest.mark.parametrize(("head", "body"), ODD_ANSWERS.values(), ids=ODD_ANSWERS)
+async def test_what_a_store_or_a_miner_answers_never_ends_who_asked(head: bytes, body: bytes) -> None:
+    """Each ends in what the port names (ports.Blobs, ports.Peers): a long page of a proxy was a protocol violation once."""
+    async with answering(head, body) as host, open_session() as session:
+        blobs = HttpBlobs(session)
+        with pytest.raises((NotFound, TransientFailure, ProtocolViolation)):
+            await blobs.get(f"http://{host}/x", start=3, size_bytes=9, limit_bytes=9)
+        if not head.startswith(b"HTTP/1.1 200 OK\r\nContent-Length: 99"):
+            with pytest.raises((Refused, TransientFailure)):
+                await blobs.put(f"http://{host}/x", b"1")
+        with pytest.raises((Refused, TransientFailure)):
+            address, _, port = host.rpartition(":")
+            peers = HttpPeers(OWNER, session=session, clock=CLOCK, expect=lambda header: None)
+            await peers.send(Hotkey("5E"), Endpoint(host=address, port=int(port)), a_frame())

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bittensor as bt
-from bittensor.settings import default_fallback_endpoints, resolve_endpoint
+from bittensor.settings import NETWORKS, default_fallback_endpoints, resolve_endpoint
 
-from subnet.errors import Refused, TransientFailure
+from subnet.errors import InvalidConfig, Refused, TransientFailure
 
 T = TypeVar("T")
 
@@ -287,7 +287,11 @@ class ChainSession:
         self._retire(link.substrate)
 
     def _endpoints(self) -> list[str]:
-        network, endpoint = resolve_endpoint(self.network)
+        try:
+            network, endpoint = resolve_endpoint(self.network)
+        except ValueError:
+            known = f"one of {', '.join(sorted(NETWORKS))}, or a websocket URL (ws:// or wss://)"
+            raise InvalidConfig(f"node.network must be {known}, got {self.network!r}") from None
         fallbacks = self.fallback_endpoints
         if fallbacks is None:
             fallbacks = default_fallback_endpoints(network)

@@ -135,6 +135,35 @@ def test_a_known_reason_is_one_message_without_traceback(body: str, code: int, t
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.parametrize("group", [False, True])
+def test_a_disk_that_takes_no_more_is_a_message(group: bool, tmp_path: Path) -> None:
+    full = f"""
+import resource
+from pathlib import Path
+from subnet.adapters.system import DirectoryDisk
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+disk = DirectoryDisk(Path({str(tmp_path)!r}))
+await disk.write("whole", b"1")
+"""
+    fill = 'await disk.write("state", bytes(1 << 20))'
+    tasks = f"async with asyncio.TaskGroup() as group:\n    group.create_task({fill.removeprefix('await ')})"
+    process = ended(full + (tasks if group else fill))
+    assert process.returncode == ExitCode.DISK_FULL
+    assert "strata: the disk takes no more: File too large" in process.stderr
+    assert "Make room, then start again" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize("file", ["/proc/nowhere/log", ".", "/dev/null/log"])
+def test_a_log_that_cannot_be_written_stops_the_start(file: str) -> None:
+    process = ended("pass", log_file=file)
+    assert process.returncode == ExitCode.INVALID_CONFIG
+    assert "cannot be written" in process.stderr and "--log-file" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -110,7 +110,10 @@ async def test_no_netuid_no_subnet_no_chain() -> None:
         (b'{"name": "other project"}', "no Strata record"),
         (b"[" * 5000, "no Strata record"),
         (b'{"v":1,"u":"http://h:1","r":"x"}', "no Strata record (message does not decode"),
-        (wire.encode(msgspec.structs.replace(RUN, u="file:///etc/passwd")), "no usable orchestrator URL"),
+        *(
+            (wire.encode(msgspec.structs.replace(RUN, u=url)), "no usable orchestrator URL")
+            for url in ("file:///etc/passwd", "http://", "http://[bad", "http://h:99999999", "http://h/?a=", "h:80", "")
+        ),
     ],
 )
 async def test_a_subnet_without_a_run_says_so(record: bytes | None, text: str) -> None:
@@ -194,6 +197,14 @@ def test_a_missing_wallet_or_hotkey_says_what_to_type(tmp_path: Path) -> None:
     assert "it has w" in denied(settings(tmp_path, wallet="x"), ExitCode.NO_WALLET)
     text = denied(settings(tmp_path, hotkey="other"), ExitCode.NO_WALLET)
     assert "no hotkey 'other' (it has h)" in text and "btcli wallet new-hotkey -w w -H other" in text
+
+
+def test_a_place_of_wallets_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    assert "it cannot be read: Not a directory" in denied(settings(tmp_path / "file"), ExitCode.NO_WALLET)
+    assert "it does not exist" in denied(settings(tmp_path / "gone"), ExitCode.NO_WALLET)
+    too_long = tmp_path / ("x" * 300)  # what stat refuses, as it does a directory that this user may not enter
+    assert "it cannot be read: File name too long" in denied(settings(too_long), ExitCode.NO_WALLET)
 
 
 def test_an_encrypted_hotkey_without_a_terminal_names_the_variable_at_once(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing,
 from neurons.exit_codes import ExitCode
 from neurons.settings import NodeConfig, NodeSettings
 from neurons.wallets import load_hotkey
-from neurons.wiring import ANNOUNCED_URL, owner_url
+from neurons.wiring import ANNOUNCED_URL, grant_secret, owner_url, read_description
 from subnet import wire
 from subnet.adapters.system import DirectoryDisk
-from subnet.errors import NotFound, StartupRefused, TransientFailure
+from subnet.errors import DamagedState, NotFound, ProtocolViolation, StartupRefused, TransientFailure
 from subnet.types import Endpoint, Hotkey, Metagraph, Neuron, Uid
 
 OWNER = Hotkey("5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
@@ -244,3 +244,42 @@ async def test_an_orchestrator_keeps_the_url_it_was_announced_with(tmp_path: Pat
     moved = NodeConfig(node=NodeSettings(url="https://elsewhere.example.org"))
     assert await owner_url(moved, disk) == "https://elsewhere.example.org"
     assert await owner_url(moved, disk, "https://new.example.org") == "https://new.example.org"
+
+
+def test_the_key_of_granted_urls_is_whole_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "blob-secret"
+    secret = grant_secret(path)
+    assert (len(secret), path.stat().st_mode & 0o077) == (32, 0)
+    assert grant_secret(path) == secret
+    path.write_bytes(b"")  # what a kill or a full disk once left: everybody knows an empty key
+    with pytest.raises(DamagedState, match="Delete it"):
+        grant_secret(path)
+
+
+class Serving:
+    """A run's public objects."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def read(self, name: str, *, limit_bytes: int) -> bytes:
+        if len(self.data) > limit_bytes:
+            raise ProtocolViolation("answer is too long")
+        return self.data
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", ExitCode.VERSION_MISMATCH),
+        (b"{}\n{}\n\xff", ExitCode.VERSION_MISMATCH),
+        (b"\xff\n\xfe\n0", ExitCode.VERSION_MISMATCH),
+        (b'{"training":{"num_stages":7}}\n{}\n0', ExitCode.VERSION_MISMATCH),
+        (b"{}\n{}\n0", ExitCode.NO_RUN),
+        (bytes((1 << 20) + 1), ExitCode.UNAVAILABLE),
+    ],
+)
+async def test_a_description_that_is_none_is_told_in_words(data: bytes, code: ExitCode) -> None:
+    with pytest.raises(StartupRefused) as caught:
+        await read_description(Serving(data), RUN)
+    assert caught.value.exit_code == code

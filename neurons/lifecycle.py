@@ -184,13 +184,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(error: BaseException) -> StrataError | None:
-    if isinstance(error, StrataError):
-        return error
-    if isinstance(error, OSError) and error.errno in _DISK:
-        place = f" ({error.filename})" if error.filename else ""
-        text = f"the disk takes no more: {error.strerror}{place}.\nMake room, then start again; what was written whole is kept."
-        return StartupRefused(text, ExitCode.DISK_FULL)
-    return None
+    for one in (error, error.__cause__):  # the second: a store that could not write says so in words of its own
+        if isinstance(one, OSError) and one.errno in _DISK:
+            text = (
+                f"the disk takes no more: {one.strerror}.\nMake room, then start again; what was written whole is kept."
+            )
+            return StartupRefused(text, ExitCode.DISK_FULL)
+    return error if isinstance(error, StrataError) else None
 
 
 def end_of(error: BaseException) -> int:

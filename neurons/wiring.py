@@ -214,7 +214,7 @@ async def owner_node(
             run_id=run_id,
             signer=signer,
             chain=chain,
-            store=await _state_store(config, stack),
+            store=await state_store(config, stack),
             blobs=_blob_store(config, base_url, clock),
             disk=disk,
             compute=compute,
@@ -230,13 +230,17 @@ async def owner_url(config: NodeConfig, disk: Disk, url: str | None = None) -> s
     return (url or config.node.url or announced or f"http://{place.host}:{place.port}").rstrip("/")
 
 
-async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:
+async def state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:
+    """The configured store, or one of this directory's own. Raises InvalidConfig; its text never shows the URL's password."""
     url = config.node.state_url
     if not url:
         embedded = await asyncio.to_thread(start_embedded, config.node.data_path / "state")
         stack.callback(embedded.stop)
         url = embedded.url
-    store = RedisStateStore(url, f"strata:{config.node.netuid}")
+    try:
+        store = RedisStateStore(url, f"strata:{config.node.netuid}")
+    except ValueError as error:
+        raise InvalidConfig(f"node.state_url (--state-url) must be redis://HOST:PORT/DB: {error}") from error
     stack.push_async_callback(store.close)
     return store
 

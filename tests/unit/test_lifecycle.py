@@ -135,8 +135,8 @@ def test_a_known_reason_is_one_message_without_traceback(body: str, code: int, t
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("group", [False, True])
-def test_a_disk_that_takes_no_more_is_a_message(group: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["plain", "in a group", "in a store"])
+def test_a_disk_that_takes_no_more_is_a_message(how: str, tmp_path: Path) -> None:
     full = f"""
 import resource
 from pathlib import Path
@@ -147,8 +147,12 @@ disk = DirectoryDisk(Path({str(tmp_path)!r}))
 await disk.write("whole", b"1")
 """
     fill = 'await disk.write("state", bytes(1 << 20))'
-    tasks = f"async with asyncio.TaskGroup() as group:\n    group.create_task({fill.removeprefix('await ')})"
-    process = ended(full + (tasks if group else fill))
+    bodies = {
+        "plain": fill,
+        "in a group": f"async with asyncio.TaskGroup() as group:\n    group.create_task({fill.removeprefix('await ')})",
+        "in a store": f"try:\n    {fill}\nexcept OSError as error:\n    raise TransientFailure('cannot store it') from error",
+    }
+    process = ended(full + bodies[how])
     assert process.returncode == ExitCode.DISK_FULL
     assert "strata: the disk takes no more: File too large" in process.stderr
     assert "Make room, then start again" in process.stderr

@@ -1,5 +1,6 @@
 """What stands between a person and a running node: the wallet, the subnet, the registration."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from bittensor.keyfiles import Keypair
 
 from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
 from neurons.exit_codes import ExitCode
+from neurons.orchestrator import announce_run
 from neurons.settings import NodeConfig, NodeSettings
 from neurons.wallets import load_hotkey
-from neurons.wiring import ANNOUNCED_URL, grant_secret, owner_url, read_description
+from neurons.wiring import ANNOUNCED_URL, grant_secret, owner_url, read_description, state_store
 from subnet import wire
 from subnet.adapters.system import DirectoryDisk
-from subnet.errors import DamagedState, NotFound, ProtocolViolation, StartupRefused, TransientFailure
+from subnet.errors import DamagedState, InvalidConfig, NotFound, ProtocolViolation, StartupRefused, TransientFailure
 from subnet.types import Endpoint, Hotkey, Metagraph, Neuron, Uid
 
 OWNER = Hotkey("5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
@@ -254,6 +256,17 @@ def test_the_key_of_granted_urls_is_whole_or_none(tmp_path: Path) -> None:
     path.write_bytes(b"")  # what a kill or a full disk once left: everybody knows an empty key
     with pytest.raises(DamagedState, match="Delete it"):
         grant_secret(path)
+
+
+async def test_a_run_id_that_is_no_name_and_a_state_store_that_is_none_are_mistakes(tmp_path: Path) -> None:
+    for run_id in ("../../x", "", "a b", "x" * 65, ".x"):
+        with pytest.raises(InvalidConfig, match="--run-id takes"):
+            await announce_run(NodeConfig(), url="http://h", run_id=run_id)
+    async with contextlib.AsyncExitStack() as stack:
+        for url in ("nonsense", "redis://:secret@h:port"):
+            with pytest.raises(InvalidConfig, match="--state-url") as caught:
+                await state_store(NodeConfig(node=NodeSettings(state_url=url, data_dir=str(tmp_path))), stack)
+            assert "secret" not in str(caught.value)
 
 
 class Serving:

@@ -7,6 +7,7 @@ import gc
 import logging
 import logging.handlers
 import os
+import resource
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ _GRACE = 0.7
 """Share of the limit that a role has to finish by itself before it is cancelled."""
 _LOG_FILE_BYTES = 64 << 20
 _NUM_OLD_LOG_FILES = 3
+_DESCRIPTORS = 65_536
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _CHATTY = ("aiohttp.access", "asyncio", "bittensor", "websockets", "hpack", "httpx")
 
@@ -80,6 +82,7 @@ def run_role(
     try:
         set_up_logs(role, level=log_level, file=log_file)
         spare_what_is_loaded()
+        open_as_many_as_allowed()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_supervise(main, role, limit_s))
     except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # the only one: `end_of` tells faults of ours apart
@@ -88,6 +91,14 @@ def run_role(
             log.error("ended", extra={"error": type(reason).__name__, "reason": str(reason)})
         return end_of(error)
     return ExitCode.OK
+
+
+def open_as_many_as_allowed() -> None:
+    """Raise the soft limit of open files and sockets: many systems start with 1,024, which a few hundred peers use up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def spare_what_is_loaded() -> None:

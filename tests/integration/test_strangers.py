@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import resource
 import socket
 import struct
 import time
@@ -17,7 +18,7 @@ from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.blobs import DirectoryBlobStore, HttpBlobs
 from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.http_server import mount_control, mount_public, mount_status
-from subnet.adapters.listener import Listener
+from subnet.adapters.listener import Listener, ListenLimits
 from subnet.adapters.page import mount_page
 from subnet.adapters.peers import HttpPeers
 from subnet.adapters.reach import mount_reach
@@ -264,3 +265,43 @@ async def test_what_a_store_or_a_miner_answers_never_ends_who_asked(head: bytes,
             address, _, port = host.rpartition(":")
             peers = HttpPeers(OWNER, session=session, clock=CLOCK, expect=lambda header: None)
             await peers.send(Hotkey("5E"), Endpoint(host=address, port=int(port)), a_frame())
+
+
+async def test_one_address_cannot_take_every_connection() -> None:
+    listener = Listener(ListenLimits(max_connections_per_address=3))
+    mount_status(listener, health=lambda: {})
+    await listener.start("127.0.0.1", 0)
+    held = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
+    async with asyncio.timeout(30):
+        while listener.num_connections < 3:
+            await CLOCK.sleep(0)
+    assert await say(listener.port, request(b"GET /health")) == b""  # turned away at once
+    elsewhere, writer = await asyncio.open_connection("127.0.0.1", listener.port, local_addr=("127.0.0.2", 0))
+    writer.write(request(b"GET /health"))
+    assert (await elsewhere.readline()).split()[1] == b"200"
+    for _, mine in (*held, (elsewhere, writer)):
+        mine.close()
+    async with asyncio.timeout(30):
+        while listener.num_connections:
+            await CLOCK.sleep(0)
+    assert (await say(listener.port, request(b"GET /health"))).split()[1] == b"200"
+    await listener.stop()
+
+
+async def test_connections_leave_half_of_what_a_process_may_open() -> None:
+    """Strangers who hold connections must not keep it from its files, its chain and its peers."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    listener = Listener()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        await listener.start("127.0.0.1", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)  # this test holds both ends
+    held = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(128)]
+    async with asyncio.timeout(30):
+        while listener.num_connections < len(held):
+            await CLOCK.sleep(0)
+    assert await say(listener.port, request(b"GET /health")) == b""
+    for _, writer in held:
+        writer.close()
+    await listener.stop()

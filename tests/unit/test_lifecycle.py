@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -183,6 +184,15 @@ def test_a_fault_of_ours_is_logged_whole(body: str, tmp_path: Path) -> None:
     assert records[-1]["level"] == "critical"
     assert "KeyError: 'oops'" in records[-1]["exception"]
     assert "a fault of Strata" in process.stderr
+
+
+def test_a_role_may_open_as_many_files_and_sockets_as_its_system_allows() -> None:
+    line = shlex.join(role("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"))
+    ran = subprocess.run(
+        ["sh", "-c", f"ulimit -Sn 256; exec {line}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    soft, hard = map(int, ran.stdout.split())
+    assert soft == (65_536 if hard == -1 else max(256, min(hard, 65_536)))
 
 
 def test_logs_are_json_lines_with_fields(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,12 +23,14 @@ from subnet.adapters.http_client import NETWORK_ERRORS, Body, parse_url, read_in
 from subnet.adapters.listener import Listener
 from subnet.adapters.rates import transfer_limit_s
 from subnet.adapters.system import check_name, publish, remove_left_overs, temporary_beside, write_atomically
-from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.ports import Clock
 from subnet.types import BlobRef, Digest
 
 _BATCH_BYTES = 1 << 20
 """An upload is handed to a thread in parts of this size: smaller ones wake threads more often."""
+_UPLOADS_OF_ONE = 4
+"""Uploads of one object at once: more than one when connections break, but one grant must not fill the disk with copies."""
 _RETRYABLE = frozenset({408, 425, 429})
 
 
@@ -42,6 +45,7 @@ class DirectoryBlobStore:
         self._base_url = base_url.rstrip("/")
         self._secret = secret
         self._clock = clock
+        self._receiving: Counter[str] = Counter()
         root.mkdir(parents=True, exist_ok=True)
         remove_left_overs(root)
 
@@ -113,8 +117,11 @@ class DirectoryBlobStore:
     async def _take(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
         if request.content_length != grant.size_bytes:
             raise Refused("wrong_size", f"Content-Length {request.content_length}, granted were {grant.size_bytes}")
+        if self._receiving[grant.key] >= _UPLOADS_OF_ONE:
+            raise Backpressure("this object is being uploaded already; try again shortly")
         path = self._path(grant.key)
         temporary = temporary_beside(path)
+        self._receiving[grant.key] += 1
         try:
             await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
             try:
@@ -132,6 +139,9 @@ class DirectoryBlobStore:
             raise TransientFailure(f"cannot store {grant.key}: {error.strerror}") from error
         finally:
             temporary.unlink(missing_ok=True)
+            self._receiving[grant.key] -= 1
+            if not self._receiving[grant.key]:
+                del self._receiving[grant.key]
         return web.Response(status=200)
 
     async def _give(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:

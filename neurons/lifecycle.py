@@ -232,12 +232,24 @@ def set_up_logs(role: str, *, level: str = "info", file: str = "") -> None:
         root.addHandler(kept)
 
 
-def _log_file(path: Path) -> logging.handlers.RotatingFileHandler:
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Left when its disk takes no more, which is said once: the library prints a traceback for each record instead."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logging.getLogger().removeHandler(self)
+        _say(
+            f"strata: {self.baseFilename} cannot be written ({error.strerror}); from here on the log goes to stderr alone"
+        )
+
+
+def _log_file(path: Path) -> _LogFile:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return logging.handlers.RotatingFileHandler(
-            path, maxBytes=_LOG_FILE_BYTES, backupCount=_NUM_OLD_LOG_FILES, encoding="utf-8"
-        )
+        return _LogFile(path, maxBytes=_LOG_FILE_BYTES, backupCount=_NUM_OLD_LOG_FILES, encoding="utf-8")
     except OSError as error:
         raise InvalidConfig(f"node.log_file (--log-file): {path} cannot be written: {error.strerror}") from error
 

@@ -161,6 +161,21 @@ await disk.write("whole", b"1")
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
+def test_a_log_whose_disk_is_full_is_left_and_said_once(tmp_path: Path) -> None:
+    body = """
+import resource
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for number in range(20):
+    log.info("x" * 1000, extra={"number": number})
+"""
+    process = ended(body, log_file=str(tmp_path / "log.jsonl"))
+    assert process.returncode == ExitCode.OK
+    assert process.stderr.count("cannot be written (File too large)") == 1
+    assert "Traceback" not in process.stderr and "Logging error" not in process.stderr
+    assert '"number": 19' in process.stderr
+
+
 @pytest.mark.parametrize("file", ["/proc/nowhere/log", ".", "/dev/null/log"])
 def test_a_log_that_cannot_be_written_stops_the_start(file: str) -> None:
     process = ended("pass", log_file=file)

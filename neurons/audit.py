@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -14,6 +13,7 @@ from neurons.exit_codes import ExitCode
 from neurons.local.chain import read_genesis
 from neurons.local.plan import Layout
 from neurons.local.report import console, findings_table
+from neurons.settings import user_path
 from neurons.sources import (
     OnChain,
     chain_of_directory,
@@ -56,7 +56,7 @@ def run_audit(
     acks: str | None = None,
 ) -> int:
     """Audit a local subnet's directory or a run's public URL; returns 0 only if all is equal. Raises StartupRefused."""
-    kept = read_acks(Path(acks).expanduser()) if acks else []
+    kept = read_acks(user_path(acks)) if acks else []
     if is_url(target):
         if num_replays:
             raise InvalidConfig("--replay needs the run's objects: name the directory that holds them, not a URL")

@@ -1,7 +1,6 @@
 """Commands about the chain that need no configuration of a node: the development chain, and what weights pay."""
 
 import importlib
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +8,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from neurons.commands import enter
-from neurons.settings import parse_assignments
+from neurons.settings import parse_assignments, user_path
 
 
 class _DevnetCommands(TyperGroup):
@@ -76,13 +75,14 @@ def start_devnet(  # noqa: PLR0913  # a flag each
     from subnet.devnet.config import load_config
 
     made = load_config(
-        Path(config).expanduser() if config else None,
+        user_path(config) if config else None,
         num_subnets=num_subnets,
-        hyperparameters=parse_assignments(knobs or []) | ({"tempo": tempo} if tempo else {}),
-        funded=parse_assignments(fund or []),
+        hyperparameters=parse_assignments(knobs or [], "--set takes KEY=VALUE, such as tempo=40")
+        | ({"tempo": tempo} if tempo else {}),
+        funded=parse_assignments(fund or [], "--fund takes ADDRESS=TAO"),
         port=port,
         block_time_s=block_time_s,
-        directory=Path(directory).expanduser() if directory else None,
+        directory=user_path(directory) if directory else None,
     )
     enter("devnet", made)
 

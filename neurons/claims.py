@@ -28,7 +28,7 @@ def hotkey_claim(lock_dir: Path, hotkey: Hotkey, *, chain: str, netuid: int, rol
     The lock is the kernel's and ends with its process, however that ends; the file's text only says who holds it.
     """
     subnet = hashlib.sha256(f"{chain}\n{netuid}".encode()).hexdigest()[:12]
-    with _locked(lock_dir / f"{hotkey}-{subnet}.lock", role) as holder:
+    with _locked(lock_dir / f"{hotkey}-{subnet}.lock", role, flag="--set node.lock_dir=DIR") as holder:
         if holder is not None:
             raise StartupRefused(
                 f"hotkey {hotkey} is already at work on netuid {netuid}: {holder}.\n"
@@ -39,15 +39,15 @@ def hotkey_claim(lock_dir: Path, hotkey: Hotkey, *, chain: str, netuid: int, rol
 
 
 @contextlib.contextmanager
-def directory_claim(directory: Path, run_id: str, *, role: str) -> Iterator[None]:
+def directory_claim(directory: Path, run_id: str, *, role: str, flag: str = "--data-dir") -> Iterator[None]:
     """Hold `directory` for this process and this run. Raises StartupRefused for another run's or a stranger's directory."""
-    with _locked(directory / _LOCK, role) as holder:
+    with _locked(directory / _LOCK, role, flag=flag) as holder:
         if holder is not None:
             raise StartupRefused(
-                f"{directory} is in use: {holder}.\nStop that process first, or name another directory with --data-dir.",
+                f"{directory} is in use: {holder}.\nStop that process first, or name another directory with {flag}.",
                 ExitCode.SECOND_PROCESS,
             )
-        _check_owner(directory, run_id)
+        _check_owner(directory, run_id, flag)
         yield
 
 
@@ -65,14 +65,14 @@ def last_holder(directory: Path) -> int | None:
         return None
 
 
-def _check_owner(directory: Path, run_id: str) -> None:
+def _check_owner(directory: Path, run_id: str, flag: str) -> None:
     marker = directory / _MARKER
     found = claimed_run(directory)
     if found is not None:
         if found != run_id:
             raise StartupRefused(
                 f"{directory} belongs to run {found[:80] or '(unreadable)'}, this is run {run_id}; nothing was changed.\n"
-                "Name another directory with --data-dir, or move this one away.",
+                f"Name another directory with {flag}, or move this one away.",
                 ExitCode.FOREIGN_DIRECTORY,
             )
         return
@@ -82,7 +82,7 @@ def _check_owner(directory: Path, run_id: str) -> None:
     if strangers:
         raise StartupRefused(
             f"{directory} is not empty and not Strata's (it has {', '.join(strangers[:3])}); nothing was changed.\n"
-            "Name an empty or new directory with --data-dir.",
+            f"Name an empty or new directory with {flag}.",
             ExitCode.FOREIGN_DIRECTORY,
         )
     temporary = directory / f"{_MARKER}.toml"  # a suffix that the next start does not take for a stranger's
@@ -91,14 +91,14 @@ def _check_owner(directory: Path, run_id: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, role: str) -> Iterator[str | None]:
+def _locked(path: Path, role: str, *, flag: str) -> Iterator[str | None]:
     """Yield None while holding the lock at `path`, or who holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StartupRefused(
-            f"{path.parent} cannot be written: {error.strerror}.\nName a directory of yours with --data-dir.",
+            f"{path.parent} cannot be written: {error.strerror}.\nName a directory of yours with {flag}.",
             ExitCode.FOREIGN_DIRECTORY,
         ) from error
     try:

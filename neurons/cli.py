@@ -6,6 +6,7 @@ a variable and a line in a file meet the same rules.
 
 import sys
 from importlib.metadata import version as installed_version
+from types import TracebackType
 from typing import Annotated, NoReturn
 
 import typer
@@ -15,7 +16,6 @@ from neurons.chain_commands import devnet, yuma
 from neurons.commands import Config, Flag, Preset, Set, app, command, enter
 from neurons.look_commands import agreement, audit, clasp, eval_run, explain
 from neurons.serve_commands import export, serve
-from subnet.errors import StrataError
 from subnet.wire import PROTOCOL_VERSION
 
 _CHAIN = (
@@ -61,7 +61,7 @@ _LOCALNET = (
     ),
     Flag("localnet.num_validators", ("--validators",), "N", "Validators with a permit. Default: 2."),
     Flag("training.num_stages", ("--stages",), "N", "Stages the model is cut into. Default: 3, for blocktrain 4."),
-    Flag("training.num_epochs", ("--epochs",), "N", "Epochs to run. Default: 5, for blocktrain 6."),
+    Flag("training.num_epochs", ("--epochs",), "N", "Epochs to run; 0: until stopped. Default: 5, for blocktrain 6."),
     Flag("localnet.seed", ("--seed",), "N", "Of params, samples and keys. Default: 0."),
     Flag("localnet.directory", ("--dir",), "DIR", "Where everything goes. Default: ./localnet."),
     Flag("model.bottleneck", ("--bottleneck",), "KIND", "What crosses a cut: resbm, iota, none, k0. Default: resbm."),
@@ -156,7 +156,7 @@ def init_run(
 
     Nodes then find the run by netuid through the owner's commitment. Before the orchestrator starts.
     """
-    enter("init-run", _node(typed, config, preset, assignments), url, run_id)
+    enter("init-run", _node(typed | {"node.url": url}, config, preset, assignments), url, run_id)
 
 
 @command("localnet", _LOCALNET)
@@ -267,14 +267,25 @@ def version() -> None:
     )
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run `strata`; a known error becomes a line or two and its exit code."""
-    try:
-        app(args=arguments, prog_name="strata")
-    except StrataError as error:
-        from neurons.lifecycle import tell
+class _Ending:
+    """Whatever a command raises becomes words and an exit code, by the rules that end a role (neurons.lifecycle)."""
 
-        sys.exit(tell(error))
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            from neurons.lifecycle import end_of  # brings the event loop, which --help does without
+
+            sys.exit(end_of(error))
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run `strata`; a known error becomes a line or two and its exit code, a fault of ours its traceback and code 70."""
+    with _Ending():
+        app(args=arguments, prog_name="strata")
     sys.exit(0)
 
 

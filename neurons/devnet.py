@@ -43,7 +43,7 @@ async def ask(url: str, method: str, *params: Any) -> Any:
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), connect(url, compression=None) as socket:
             await socket.send(request)
             answer = json.loads(await socket.recv())
-    except (OSError, TimeoutError, WebSocketException) as error:
+    except (OSError, TimeoutError, WebSocketException, json.JSONDecodeError) as error:
         reason = f"no devnet answers on {url} ({error}).\nStart one with: strata devnet   or name another with --url."
         raise StartupRefused(reason, ExitCode.CHAIN_UNREACHABLE) from error
     if "error" in answer:

@@ -1,12 +1,11 @@
 """How a node finds the run of a subnet, and whether it may take part and will be paid (chain.md 2)."""
 
-from urllib.parse import urlsplit
-
 import msgspec
 
 from neurons.exit_codes import ExitCode
 from neurons.settings import NodeSettings
 from subnet import wire
+from subnet.adapters.http_client import parse_url
 from subnet.errors import NotFound, ProtocolViolation, StartupRefused, TransientFailure
 from subnet.ports import Chain
 from subnet.types import Hotkey, Metagraph, Neuron
@@ -41,10 +40,17 @@ async def find_run(chain: Chain, netuid: int) -> tuple[Discovery, Hotkey]:
         discovery = wire.decode(Discovery, record, limit_bytes=_LIMIT_BYTES)
     except ProtocolViolation as error:
         raise _no_run(netuid, f"what its owner committed is no Strata record ({error})") from error
-    url = urlsplit(discovery.u)
-    if url.scheme not in ("http", "https") or not url.hostname:
+    if not _is_usable(discovery.u):
         raise _no_run(netuid, f"its owner's record names no usable orchestrator URL ({discovery.u[:80]!r})")
     return discovery, owner
+
+
+def _is_usable(text: str) -> bool:
+    try:
+        url = parse_url(text)
+    except ProtocolViolation:
+        return False
+    return url.scheme in ("http", "https") and bool(url.raw_host) and not url.raw_query_string and not url.raw_fragment
 
 
 async def read_metagraph(chain: Chain, netuid: int) -> Metagraph:

@@ -112,11 +112,10 @@ def _about_wallet(node: NodeSettings) -> tuple[_Keys, list[Finding]]:
 
 def _public(wallet: bt.Wallet, which: str) -> Hotkey | None:
     """An address from its public file, None when there is none."""
-    if not Path(getattr(wallet, f"{which}_file").path).is_file():
-        return None
     try:
-        return Hotkey(getattr(wallet, which).ss58_address)
-    except (KeyfileError, ValueError):
+        is_there = Path(getattr(wallet, f"{which}_file").path).is_file()
+        return Hotkey(getattr(wallet, which).ss58_address) if is_there else None
+    except (KeyfileError, OSError, ValueError):
         return None
 
 

@@ -40,6 +40,7 @@ class ExitCode(enum.IntEnum):
     PRUNED = 79
     INVARIANT_BROKEN = 80
     FORCED = 81
+    DISK_FULL = 82
     SUPERSEDED = 83
     INTERRUPTED = 130
 
@@ -65,6 +66,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.PRUNED: "the hotkey lost its place on the subnet while running",
     ExitCode.INVARIANT_BROKEN: "the record contradicts itself; nothing more was written",
     ExitCode.FORCED: "did not stop in time, or was told twice; work may be lost",
+    ExitCode.DISK_FULL: "the disk is full or cannot be written; starting again may help once there is room",
     ExitCode.SUPERSEDED: "another orchestrator leads this run now; started again, this one stands by for it",
     ExitCode.INTERRUPTED: "stopped by Ctrl-C or SIGTERM before there was anything to judge (localnet)",
 }

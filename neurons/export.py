@@ -9,6 +9,7 @@ import msgspec
 from neurons.exit_codes import ExitCode
 from neurons.local.report import console
 from neurons.published import Published, find_published, read_snapshots, stage_params
+from neurons.settings import user_path
 from neurons.sources import open_record, read_segments
 from subnet.adapters.system import write_atomically
 from subnet.config import RunConfig
@@ -18,7 +19,7 @@ from subnet.model import export
 
 def run_export(target: str, out: str, epoch: int | None = None, depth: int | None = None) -> int:
     """Write the directory `out`; returns the exit code. Raises StartupRefused, InvalidConfig."""
-    place = Path(out).expanduser().resolve()
+    place = user_path(out).resolve()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InvalidConfig(f"--out {place} is there already: name a directory that is empty or does not exist")
     published = find_published(open_record(asyncio.run(read_segments(target))), epoch)

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import logging.handlers
 import os
+import resource
 import signal
 import sys
 import threading
@@ -17,7 +19,8 @@ import structlog
 import uvloop
 
 from neurons.exit_codes import ExitCode, exit_code_of
-from subnet.errors import StrataError
+from neurons.settings import user_path
+from subnet.errors import InvalidConfig, StartupRefused, StrataError
 
 SHUTDOWN_LIMIT_S = 8.0
 """From the first signal to the end of the process, whatever happens."""
@@ -25,6 +28,8 @@ _GRACE = 0.7
 """Share of the limit that a role has to finish by itself before it is cancelled."""
 _LOG_FILE_BYTES = 64 << 20
 _NUM_OLD_LOG_FILES = 3
+_DESCRIPTORS = 65_536
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _CHATTY = ("aiohttp.access", "asyncio", "bittensor", "websockets", "hpack", "httpx")
 
 log = logging.getLogger("strata")
@@ -74,18 +79,26 @@ def run_role(
     A second signal, or a role that does not stop in time, ends the process at once with ExitCode.FORCED. Every reason to
     end that the project knows becomes a line or two on stderr; what it does not know becomes a traceback in the log.
     """
-    set_up_logs(role, level=log_level, file=log_file)
-    spare_what_is_loaded()
     try:
+        set_up_logs(role, level=log_level, file=log_file)
+        spare_what_is_loaded()
+        open_as_many_as_allowed()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_supervise(main, role, limit_s))
-    except StrataError as error:
-        return _known_end(error)
-    except BaseExceptionGroup as group:
-        return _end_of_group(group)
-    except Exception as error:  # noqa: BLE001  # the only one: a fault of ours is logged whole and told apart by its code
-        return _unknown_end(error)
+    except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # the only one: `end_of` tells faults of ours apart
+        reason = known_reason(error)
+        if reason is not None:
+            log.error("ended", extra={"error": type(reason).__name__, "reason": str(reason)})
+        return end_of(error)
     return ExitCode.OK
+
+
+def open_as_many_as_allowed() -> None:
+    """Raise the soft limit of open files and sockets: many systems start with 1,024, which a few hundred peers use up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def spare_what_is_loaded() -> None:
@@ -166,27 +179,36 @@ def tell(error: StrataError) -> int:
     return exit_code_of(error)
 
 
-def _known_end(error: StrataError) -> int:
-    log.error("ended", extra={"error": type(error).__name__, "reason": str(error)})
-    return tell(error)
+def known_reason(error: BaseException) -> StrataError | None:
+    """Why, when all that failed has a reason for people, the first of a task group; None for a fault of ours."""
+    reasons = [_reason(leaf) for leaf in _leaves(error)]
+    known = [reason for reason in reasons if reason is not None]
+    return known[0] if len(known) == len(reasons) else None
 
 
-def _end_of_group(group: BaseExceptionGroup[BaseException]) -> int:
-    """A task group failed: the first reason is told when all of them are known ones."""
-    leaves = list(_leaves(group))
-    known = [leaf for leaf in leaves if isinstance(leaf, StrataError)]
-    return _known_end(known[0]) if len(known) == len(leaves) else _unknown_end(group)
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+def _reason(error: BaseException) -> StrataError | None:
+    for one in (error, error.__cause__):  # the second: a store that could not write says so in words of its own
+        if isinstance(one, OSError) and one.errno in _DISK:
+            text = (
+                f"the disk takes no more: {one.strerror}.\nMake room, then start again; what was written whole is kept."
+            )
+            return StartupRefused(text, ExitCode.DISK_FULL)
+    return error if isinstance(error, StrataError) else None
 
 
-def _unknown_end(error: BaseException) -> int:
+def end_of(error: BaseException) -> int:
+    """Say on stderr why the process ends, a fault of ours with its traceback in the log, and return the exit code."""
+    reason = known_reason(error)
+    if reason is not None:
+        return tell(reason)
     log.critical("ended by a fault of Strata", exc_info=error)
     _say(f"strata: a fault of Strata: {type(error).__name__}: {error}")
     return ExitCode.UNEXPECTED
@@ -205,13 +227,31 @@ def set_up_logs(role: str, *, level: str = "info", file: str = "") -> None:
     shown.setFormatter(_formatter(role, for_people=sys.stderr.isatty()))
     root.addHandler(shown)
     if file:
-        path = Path(file).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept = logging.handlers.RotatingFileHandler(
-            path, maxBytes=_LOG_FILE_BYTES, backupCount=_NUM_OLD_LOG_FILES, encoding="utf-8"
-        )
+        kept = _log_file(user_path(file))
         kept.setFormatter(_formatter(role, for_people=False))
         root.addHandler(kept)
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Left when its disk takes no more, which is said once: the library prints a traceback for each record instead."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the library's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logging.getLogger().removeHandler(self)
+        _say(
+            f"strata: {self.baseFilename} cannot be written ({error.strerror}); from here on the log goes to stderr alone"
+        )
+
+
+def _log_file(path: Path) -> _LogFile:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _LogFile(path, maxBytes=_LOG_FILE_BYTES, backupCount=_NUM_OLD_LOG_FILES, encoding="utf-8")
+    except OSError as error:
+        raise InvalidConfig(f"node.log_file (--log-file): {path} cannot be written: {error.strerror}") from error
 
 
 def _formatter(role: str, *, for_people: bool) -> logging.Formatter:

@@ -20,7 +20,7 @@ def run_localnet(config: NodeConfig, options: LocalnetOptions) -> int:
         return run_simulated(config, options)
     plan = make_plan(config, options)
     require_fresh(plan.layout)
-    with directory_claim(plan.layout.root, "localnet", role="localnet"):
+    with directory_claim(plan.layout.root, "localnet", role="localnet", flag="--dir"):
         session = Session(plan)
         code = run_role(
             session.run,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import sys
 
 import msgspec
@@ -25,12 +26,13 @@ from subnet.adapters.http_server import mount_control, mount_status
 from subnet.adapters.listener import Listener
 from subnet.adapters.reach import mount_reach
 from subnet.dashboard.views import run_view
-from subnet.errors import NotFound, ProtocolViolation, StartupRefused
+from subnet.errors import InvalidConfig, NotFound, ProtocolViolation, StartupRefused
 from subnet.orchestration.events import Created, decode_event, encode_event
 
 log = logging.getLogger("strata.orchestrator")
 
 GENESIS = "genesis.json"
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 async def run_orchestrator(config: NodeConfig, stop: Stop) -> None:
@@ -57,6 +59,10 @@ def _say_standing_by(leader: str) -> None:
 
 async def announce_run(config: NodeConfig, *, url: str, run_id: str | None) -> str:
     """Create a run, store its genesis, and put it on chain; returns its id. Raises StartupRefused when there is one."""
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):  # it stands in every key of the store
+        raise InvalidConfig(
+            f"--run-id takes up to 64 letters, digits, dashes, dots and underscores, got {run_id[:80]!r}"
+        )
     async with owner_node(config, url=url, run_id=run_id) as node:
         if await _genesis(node) is not None:
             raise StartupRefused(

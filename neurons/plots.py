@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from neurons.exit_codes import ExitCode
+from neurons.settings import user_path
 from subnet.errors import StartupRefused
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 def save(figure: "Figure", path: str) -> None:
     """Write a picture. Raises StartupRefused when the file cannot be written."""
-    target = Path(path).expanduser()
+    target = user_path(path)
     try:
         figure.savefig(target, dpi=_DPI, format="png")
     except OSError as error:

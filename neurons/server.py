@@ -1,7 +1,6 @@
 """`strata serve`: stage hosts, the gateway in front of them, or both on this machine."""
 
 import secrets
-from pathlib import Path
 
 from neurons import settings
 from neurons.lifecycle import Stop, run_role
@@ -15,9 +14,11 @@ def run_serve(what: str, given: dict[str, object]) -> int:
 
     Each kind is imported here: a host does without the HTTP server and the chain's keys.
     """
+    if "model" not in given:
+        raise InvalidConfig(f"name the model's directory: strata serve {what} --model DIR")
     options = read_options(given)
     serve_key, api_key = settings.serve_keys()
-    directory = ModelDirectory(Path(options.model).expanduser())
+    directory = ModelDirectory(settings.user_path(options.model))
     if what == "host":
         from neurons.serving.host_process import run_host
 

@@ -41,6 +41,19 @@ SERVE_KEY_VARIABLE, API_KEY_VARIABLE = "STRATA_SERVE_KEY", "STRATA_SERVE_API_KEY
 _OWN_VARIABLES = ("STRATA_CONFIG", "STRATA_PRESET", PASSWORD_VARIABLE, SERVE_KEY_VARIABLE, API_KEY_VARIABLE)
 
 
+_URL = r"^(https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^\s?#]*)?)?$"
+
+
+def user_path(text: str) -> Path:
+    """A path as a person types it, `~` included. Raises InvalidConfig when there is no such home directory."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidConfig(
+            f"{text} lies in a home directory that this machine does not know; write the path out"
+        ) from None
+
+
 class NodeSettings(Record, frozen=True):
     """What concerns one process on one machine; two nodes of a run may differ in all of it."""
 
@@ -63,7 +76,7 @@ class NodeSettings(Record, frozen=True):
     """Address peers dial; empty: `listen_host`."""
     external_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port peers dial (behind NAT); 0: `port`."""
-    url: Annotated[str, Meta(pattern=r"^(https?://[^\s/]+.*)?$")] = ""
+    url: Annotated[str, Meta(pattern=_URL)] = ""
     """http(s) URL where nodes reach the orchestrator; empty: what `strata init-run` was given, else where it listens."""
     data_dir: str = ""
     """Checkpoints, journal, logs; empty: ~/.strata/NETWORK-NETUID/WALLET-HOTKEY."""
@@ -92,14 +105,14 @@ class NodeSettings(Record, frozen=True):
     def data_path(self) -> Path:
         """This node's own directory."""
         if self.data_dir:
-            return Path(self.data_dir).expanduser()
+            return user_path(self.data_dir)
         network = "".join(letter if letter.isalnum() else "-" for letter in self.endpoint)
-        return Path("~/.strata").expanduser() / f"{network}-{self.netuid}" / f"{self.wallet}-{self.hotkey}"
+        return user_path("~/.strata") / f"{network}-{self.netuid}" / f"{self.wallet}-{self.hotkey}"
 
     @property
     def lock_path(self) -> Path:
         """Directory of the hotkey locks."""
-        return Path(self.lock_dir).expanduser()
+        return user_path(self.lock_dir)
 
 
 class LocalnetOptions(Record, frozen=True):
@@ -218,7 +231,7 @@ def without_variables(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 def _said(flags: Mapping[str, object], file: str | None, environment: Mapping[str, str]) -> dict[str, Setting]:
     typed = {key: Setting(value, "the flags", isinstance(value, str)) for key, value in flags.items()}
-    from_file = _read(Path(file).expanduser()) if file else {}
+    from_file = _read(user_path(file)) if file else {}
     return from_file | _environment(environment) | typed
 
 
@@ -250,13 +263,15 @@ def serve_keys(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
     return environment.get(SERVE_KEY_VARIABLE, ""), environment.get(API_KEY_VARIABLE, "")
 
 
-def parse_assignments(assignments: list[str]) -> dict[str, object]:
-    """`training.num_epochs=4` as typed behind --set, one key each. Raises InvalidConfig."""
+def parse_assignments(
+    assignments: list[str], takes: str = "--set takes KEY=VALUE, such as training.num_epochs=4"
+) -> dict[str, object]:
+    """`training.num_epochs=4` as typed behind --set, one key each; `takes` says so. Raises InvalidConfig."""
     parsed: dict[str, object] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
-        if not equals:
-            raise InvalidConfig(f"--set takes KEY=VALUE, such as training.num_epochs=4, got {assignment!r}")
+        if not equals or not key.strip():
+            raise InvalidConfig(f"{takes}, got {assignment!r}")
         parsed[key.strip()] = value.strip()
     return parsed
 
@@ -276,14 +291,16 @@ def _preset(name: str) -> dict[str, Setting]:
 
 def _read(path: Path) -> dict[str, Setting]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        # Editors on Windows put a byte order mark in front, which is no TOML.
+        return tables.flatten(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.name)
     except FileNotFoundError:
         raise InvalidConfig(f"there is no configuration file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"configuration file {path} cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"configuration file {path} is not TOML: {error}") from None
-    return tables.flatten(table, path.name)
+    except RecursionError:
+        raise InvalidConfig(f"configuration file {path} nests tables or lists too deeply") from None
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, Setting]:

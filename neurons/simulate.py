@@ -7,7 +7,6 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -33,7 +32,7 @@ from neurons import settings, tables
 from neurons.exit_codes import ExitCode
 from neurons.local.report import console
 from neurons.plots import bars, curves, new_figure, save
-from neurons.settings import NodeConfig
+from neurons.settings import NodeConfig, user_path
 from neurons.tables import Setting
 from subnet.errors import InvalidConfig, StartupRefused
 from subnet.orchestration.audits import audit_probability
@@ -286,7 +285,7 @@ def write_csv(points: Sequence[Point], key: str, path: str) -> None:
         for row in point.report.strategies
     ]
     try:
-        with Path(path).expanduser().open("w", newline="", encoding="utf-8") as file:
+        with user_path(path).open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(head.split(","))
             writer.writerows(rows)

@@ -11,7 +11,7 @@ from neurons.exit_codes import ExitCode
 from neurons.local.chain import devnet_config, open_chain, read_genesis
 from neurons.local.plan import Layout
 from neurons.scoring import SEGMENT_LIMIT_BYTES, Record, parse_discovery
-from neurons.settings import load
+from neurons.settings import load, user_path
 from subnet import wire
 from subnet.adapters.chain import BittensorChain
 from subnet.adapters.http_client import open_session
@@ -38,7 +38,7 @@ def is_url(target: str) -> bool:
 
 def layout_of(target: str) -> Layout:
     """The directory of a local subnet."""
-    return Layout(Path(target).expanduser().resolve())
+    return Layout(user_path(target).resolve())
 
 
 async def read_segments(target: str) -> list[bytes]:

@@ -1,13 +1,14 @@
 """The hotkey of this process, from a Bittensor wallet. The coldkey is never opened."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import bittensor as bt
 from bittensor.keyfiles import KeyfileError, Keypair, WrongPasswordError
 
 from neurons.exit_codes import ExitCode
-from neurons.settings import PASSWORD_VARIABLE, NodeSettings, hotkey_password
+from neurons.settings import PASSWORD_VARIABLE, NodeSettings, hotkey_password, user_path
 from subnet.errors import StartupRefused
 
 
@@ -50,16 +51,16 @@ def _sdk_has_password(wallet: bt.Wallet) -> bool:
 
 
 def _require_files(node: NodeSettings) -> None:
-    root = Path(node.wallet_path).expanduser()
+    root = user_path(node.wallet_path)
     directory = root / node.wallet
-    if not directory.is_dir():
+    if not _is_there(directory.is_dir):
         raise StartupRefused(
             f"there is no wallet {node.wallet!r} in {root} ({_present(root)}).\n"
             f"Create one with: btcli wallet create -w {node.wallet} -H {node.hotkey}   "
             "or name yours with --wallet.name and --wallet.path.",
             ExitCode.NO_WALLET,
         )
-    if not (directory / "hotkeys" / node.hotkey).is_file():
+    if not _is_there((directory / "hotkeys" / node.hotkey).is_file):
         raise StartupRefused(
             f"wallet {node.wallet!r} in {root} has no hotkey {node.hotkey!r} ({_present(directory / 'hotkeys')}).\n"
             f"Create it with: btcli wallet new-hotkey -w {node.wallet} -H {node.hotkey}   "
@@ -69,12 +70,21 @@ def _require_files(node: NodeSettings) -> None:
 
 
 def _present(directory: Path) -> str:
-    names = (
-        sorted(path.name for path in directory.iterdir() if not path.name.endswith("pub.txt"))
-        if directory.is_dir()
-        else []
-    )
+    try:
+        names = sorted(path.name for path in directory.iterdir() if not path.name.endswith("pub.txt"))
+    except FileNotFoundError:
+        return "it does not exist"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
     return "it has " + ", ".join(names[:8]) if names else "it is empty"
+
+
+def _is_there(check: Callable[[], bool]) -> bool:
+    """False also where a directory on the way cannot be entered; `_present` says why."""
+    try:
+        return check()
+    except OSError:
+        return False
 
 
 def _require_private(keypair: Keypair, node: NodeSettings) -> None:

@@ -29,15 +29,16 @@ from subnet.adapters.http_client import HttpControl, open_session
 from subnet.adapters.public import HttpPublic
 from subnet.adapters.s3 import Bucket, S3BlobStore
 from subnet.adapters.state import RedisStateStore
-from subnet.adapters.system import DirectoryDisk, SystemClock, ThreadCompute
+from subnet.adapters.system import DirectoryDisk, SystemClock, ThreadCompute, write_atomically
 from subnet.config import RunConfig
-from subnet.errors import NotFound, StartupRefused, TransientFailure
-from subnet.ports import BlobStore, Corpus, Disk, StateStore
+from subnet.errors import DamagedState, InvalidConfig, NotFound, ProtocolViolation, StartupRefused, TransientFailure
+from subnet.ports import BlobStore, Corpus, Disk, PublicRecord, StateStore
 from subnet.types import Digest, Endpoint, Hotkey
 
 VERSION_KEY = 1
 """This build's number in weights; the chain may refuse older ones, and it is never an echo of the chain's."""
 DESCRIPTION_LIMIT_BYTES = 1 << 20
+_SECRET_BYTES = 32
 ANNOUNCED_URL = "url"
 """Where the orchestrator's directory keeps the URL that the run was announced with."""
 
@@ -64,11 +65,13 @@ class Node:
     warnings: tuple[str, ...]
 
 
-async def read_description(public: HttpPublic, discovery: wire.Discovery) -> tuple[RunConfig, IncentiveConfig, Digest]:
+async def read_description(
+    public: PublicRecord, discovery: wire.Discovery
+) -> tuple[RunConfig, IncentiveConfig, Digest]:
     """What the run's nodes agree on, checked against the chain. Raises StartupRefused."""
     try:
         data = await public.read("config", limit_bytes=DESCRIPTION_LIMIT_BYTES)
-    except (NotFound, TransientFailure) as error:
+    except (NotFound, TransientFailure, ProtocolViolation) as error:
         raise StartupRefused(
             f"the orchestrator of run {discovery.r} at {discovery.u} does not answer: {error}.\n"
             "Its owner may be restarting it; try again in a minute.",
@@ -78,14 +81,19 @@ async def read_description(public: HttpPublic, discovery: wire.Discovery) -> tup
         run_json, incentives_json, corpus_digest = data.split(b"\n")
         run = msgspec.json.decode(run_json, type=RunConfig)
         incentives = msgspec.json.decode(incentives_json, type=IncentiveConfig)
-    except (ValueError, msgspec.DecodeError) as error:
-        raise StartupRefused(f"the run's description does not decode: {error}", ExitCode.VERSION_MISMATCH) from error
-    if config_digest(run, incentives, Digest(corpus_digest.decode())) != discovery.c:
+        digest = Digest(corpus_digest.decode())
+    except (ValueError, InvalidConfig, msgspec.DecodeError) as error:
+        raise StartupRefused(
+            f"the run's description at {discovery.u} does not decode: {error}.\n"
+            "Update this software: git pull && .venv/bin/pip install -e .   or ask the run's owner which version it has.",
+            ExitCode.VERSION_MISMATCH,
+        ) from error
+    if config_digest(run, incentives, digest) != discovery.c:
         raise StartupRefused(
             f"the orchestrator at {discovery.u} serves another configuration than its owner committed on chain",
             ExitCode.NO_RUN,
         )
-    return run, incentives, Digest(corpus_digest.decode())
+    return run, incentives, digest
 
 
 def make_chain(config: NodeConfig, keypair: Any | None) -> BittensorChain:
@@ -206,7 +214,7 @@ async def owner_node(
             run_id=run_id,
             signer=signer,
             chain=chain,
-            store=await _state_store(config, stack),
+            store=await state_store(config, stack),
             blobs=_blob_store(config, base_url, clock),
             disk=disk,
             compute=compute,
@@ -222,13 +230,17 @@ async def owner_url(config: NodeConfig, disk: Disk, url: str | None = None) -> s
     return (url or config.node.url or announced or f"http://{place.host}:{place.port}").rstrip("/")
 
 
-async def _state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:
+async def state_store(config: NodeConfig, stack: contextlib.AsyncExitStack) -> StateStore:
+    """The configured store, or one of this directory's own. Raises InvalidConfig; its text never shows the URL's password."""
     url = config.node.state_url
     if not url:
         embedded = await asyncio.to_thread(start_embedded, config.node.data_path / "state")
         stack.callback(embedded.stop)
         url = embedded.url
-    store = RedisStateStore(url, f"strata:{config.node.netuid}")
+    try:
+        store = RedisStateStore(url, f"strata:{config.node.netuid}")
+    except ValueError as error:
+        raise InvalidConfig(f"node.state_url (--state-url) must be redis://HOST:PORT/DB: {error}") from error
     stack.push_async_callback(store.close)
     return store
 
@@ -237,12 +249,16 @@ def _blob_store(config: NodeConfig, base_url: str, clock: SystemClock) -> BlobSt
     if config.node.blob_url:
         return S3BlobStore(Bucket.from_url(config.node.blob_url, settings.bucket_variables()), clock=clock)
     root = config.node.data_path
-    return DirectoryBlobStore(root / "blobs", base_url + "/v1/blobs", secret=_secret(root / "blob-secret"), clock=clock)
+    return DirectoryBlobStore(
+        root / "blobs", base_url + "/v1/blobs", secret=grant_secret(root / "blob-secret"), clock=clock
+    )
 
 
-def _secret(path: Path) -> bytes:
-    """The key of granted URLs, drawn once and kept for this user alone."""
+def grant_secret(path: Path) -> bytes:
+    """The key of granted URLs, drawn once and kept for this user alone. Raises DamagedState: with less, anybody could grant."""
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_bytes(secrets.token_bytes(32))
-    return path.read_bytes()
+        write_atomically(path, secrets.token_bytes(_SECRET_BYTES), mode=0o600)
+    secret = path.read_bytes()
+    if len(secret) != _SECRET_BYTES:
+        raise DamagedState(f"{path} is damaged. Delete it: another is drawn, and URLs granted so far end.")
+    return secret

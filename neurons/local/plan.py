@@ -10,7 +10,7 @@ import msgspec
 
 from neurons.claims import require_free_port
 from neurons.exit_codes import ExitCode
-from neurons.settings import LocalnetOptions, NodeConfig
+from neurons.settings import LocalnetOptions, NodeConfig, user_path
 from subnet.errors import StartupRefused
 from subnet.types import Hotkey, Record
 
@@ -170,7 +170,7 @@ def make_plan(config: NodeConfig, options: LocalnetOptions) -> Plan:
     unreachable = {f"m{number}" for number in options.unreachable}
     chain_port, *ports = _ports(options.port_base, 1 + len(names))
     return Plan(
-        layout=Layout(Path(options.directory).expanduser().resolve()),
+        layout=Layout(user_path(options.directory).resolve()),
         config=config,
         options=options,
         chain_port=chain_port,

@@ -46,6 +46,8 @@ class _Inbox:
     """Each activation of the epoch, and the sample it came under."""
     samples: dict[SampleId, None] = field(default_factory=dict)
     """Every sample whose activation was taken in this epoch."""
+    proven: dict[Lease, None] = field(default_factory=dict)
+    """Leases whose signature was checked: an activation and its gradient come with the same."""
 
 
 class Workbench:
@@ -94,12 +96,17 @@ class Workbench:
     # ---- frames in ---------------------------------------------------------------------------------------------
 
     def expect(self, header: FrameHeader) -> None:
-        """Shape, dtype and stage a frame must have. Raises ProtocolViolation."""
+        """Shape, dtype, stage and signed lease that a frame must have, before room is given to it. Raises ProtocolViolation."""
         shape, dtype = self._config.wire_shape, self._config.wire_dtype
         if header.shape != shape or header.dtype != dtype:
             raise ProtocolViolation(f"frame is {header.dtype} {header.shape}, this run sends {dtype} {shape}")
         if header.stage != self.stage:
             raise ProtocolViolation(f"frame is for stage {header.stage}, this miner holds stage {self.stage}")
+        lease, proven = header.lease, self._inbox.proven
+        if lease not in proven:
+            if not self._ports.signer.verify(self._orchestrator, receipts.lease_bytes(lease), lease.signature):
+                raise ProtocolViolation("the lease is not signed by this run's orchestrator")
+            proven[lease] = None
 
     def require_room(self, header: FrameHeader) -> None:
         """Raises Backpressure while this frame cannot be taken yet; a gradient, which frees memory, always can."""
@@ -158,8 +165,6 @@ class Workbench:
             raise ProtocolViolation("a frame moves an activation down or its gradient up")
         if hop(self._config, lease, self.stage) != self._ports.signer.hotkey or neighbour != sender:
             raise ProtocolViolation("the lease names another sender or receiver")
-        if not self._ports.signer.verify(self._orchestrator, receipts.lease_bytes(lease), lease.signature):
-            raise ProtocolViolation("the lease is not signed by this run's orchestrator")
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 

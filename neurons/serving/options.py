@@ -1,7 +1,7 @@
 """What `strata serve` was told, checked."""
 
 import ipaddress
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -42,7 +42,7 @@ class ServeOptions(Record, frozen=True):
     failover_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     until_eof: bool = False
     """Of a host: stop when the standard input ends, as it does when whoever started the host is gone."""
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def stage_of(self) -> tuple[int, int]:

@@ -7,29 +7,30 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import BinaryIO
 
 import aiohttp
 import blake3
-import yarl
 from aiohttp import web
 
 from subnet.adapters import routes
 from subnet.adapters.file_ranges import give_file
 from subnet.adapters.grants import Grant, check_grant, check_range, check_upload, grant_url
-from subnet.adapters.http_client import NETWORK_ERRORS, Body, read_into, read_response, say
+from subnet.adapters.http_client import NETWORK_ERRORS, Body, parse_url, read_into, read_refusal, read_response, say
 from subnet.adapters.listener import Listener
 from subnet.adapters.rates import transfer_limit_s
 from subnet.adapters.system import check_name, publish, remove_left_overs, temporary_beside, write_atomically
-from subnet.errors import NotFound, ProtocolViolation, Refused, TransientFailure
+from subnet.errors import Backpressure, NotFound, ProtocolViolation, Refused, TransientFailure
 from subnet.ports import Clock
 from subnet.types import BlobRef, Digest
 
-_ERROR_LIMIT_BYTES = 1 << 16
 _BATCH_BYTES = 1 << 20
 """An upload is handed to a thread in parts of this size: smaller ones wake threads more often."""
+_UPLOADS_OF_ONE = 4
+"""Uploads of one object at once: more than one when connections break, but one grant must not fill the disk with copies."""
 _RETRYABLE = frozenset({408, 425, 429})
 
 
@@ -44,6 +45,7 @@ class DirectoryBlobStore:
         self._base_url = base_url.rstrip("/")
         self._secret = secret
         self._clock = clock
+        self._receiving: Counter[str] = Counter()
         root.mkdir(parents=True, exist_ok=True)
         remove_left_overs(root)
 
@@ -115,8 +117,11 @@ class DirectoryBlobStore:
     async def _take(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
         if request.content_length != grant.size_bytes:
             raise Refused("wrong_size", f"Content-Length {request.content_length}, granted were {grant.size_bytes}")
+        if self._receiving[grant.key] >= _UPLOADS_OF_ONE:
+            raise Backpressure("this object is being uploaded already; try again shortly")
         path = self._path(grant.key)
         temporary = temporary_beside(path)
+        self._receiving[grant.key] += 1
         try:
             await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
             try:
@@ -134,6 +139,9 @@ class DirectoryBlobStore:
             raise TransientFailure(f"cannot store {grant.key}: {error.strerror}") from error
         finally:
             temporary.unlink(missing_ok=True)
+            self._receiving[grant.key] -= 1
+            if not self._receiving[grant.key]:
+                del self._receiving[grant.key]
         return web.Response(status=200)
 
     async def _give(self, request: web.BaseRequest, grant: Grant) -> web.StreamResponse:
@@ -189,13 +197,17 @@ class HttpBlobs:
     async def put(self, url: str, data: bytes) -> None:
         """Upload exactly the granted bytes. Raises Refused (grant does not fit), TransientFailure."""
         try:
+            target = parse_url(url)
+        except ProtocolViolation as error:
+            raise Refused("bad_grant", str(error)) from error
+        try:
             async with (
                 asyncio.timeout(transfer_limit_s(len(data))),
-                self._session.put(yarl.URL(url, encoded=True), data=Body(data), allow_redirects=False) as response,
+                self._session.put(target, data=Body(data), allow_redirects=False) as response,
             ):
                 if response.status in (200, 201, 204):
                     return
-                answer = await read_response(response, limit_bytes=_ERROR_LIMIT_BYTES)
+                answer = await read_refusal(response)
         except NETWORK_ERRORS as error:
             raise TransientFailure(f"upload failed: {say(error)}") from error
         raise _refusal(response.status, answer)
@@ -227,7 +239,7 @@ class HttpBlobs:
         try:
             async with (
                 asyncio.timeout(transfer_limit_s(expected_bytes)),
-                self._session.get(yarl.URL(url, encoded=True), headers=headers, allow_redirects=False) as response,
+                self._session.get(parse_url(url), headers=headers, allow_redirects=False) as response,
             ):
                 if response.status != (206 if headers else 200):
                     raise await _unusable(response, start)
@@ -240,7 +252,7 @@ async def _unusable(response: aiohttp.ClientResponse, start: int) -> NotFound | 
     """What an answer without the bytes that were asked for means."""
     if response.status == 200:
         return ProtocolViolation("the store ignores ranges")
-    answer = await read_response(response, limit_bytes=_ERROR_LIMIT_BYTES)
+    answer = await read_refusal(response)
     if response.status in (404, 416):
         return NotFound(f"no such object, or none of its bytes from {start} on")
     error = routes.error_of(response.status, answer)

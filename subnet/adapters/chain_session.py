@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import bittensor as bt
-from bittensor.settings import default_fallback_endpoints, resolve_endpoint
+from bittensor.settings import NETWORKS, default_fallback_endpoints, resolve_endpoint
 
-from subnet.errors import Refused, TransientFailure
+from subnet.errors import InvalidConfig, Refused, TransientFailure
 
 T = TypeVar("T")
 
@@ -36,6 +36,9 @@ _TRANSIENT_NAMES = {
 }
 """Answers of the pool that say nothing about the call itself; BadProof is what an old runtime version looks like."""
 _NEEDS_NEW_CLIENT = {"BadProof"}
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
+"""What the SDK raises for an answer that does not decode: an endpoint's fault, as silence is."""
+_FAILURES = (bt.BittensorError, ConnectionError, OSError, *_NONSENSE)
 _CLOSE_TIMEOUT_S = 2.0
 _LOCK_POLL_S = 0.05
 
@@ -182,10 +185,16 @@ class ChainSession:
         for attempt in range(self.limits.num_attempts):
             if attempt:
                 await asyncio.sleep(await self.block_time_s())
-            reason = await self._send_once(send)
+            refused = None
+            try:
+                reason = await self._send_once(send)
+            except Refused as error:  # perhaps because an attempt that seemed lost was not
+                refused = error
             block = await landed()
             if block is not None:
                 return block
+            if refused is not None:
+                raise refused
         raise TransientFailure(f"{what} did not land in {self.limits.num_attempts} attempts; last: {reason}")
 
     async def _send_once(self, send: Callable[[bt.Client], Awaitable[bt.ExtrinsicResult]]) -> str:
@@ -198,8 +207,8 @@ class ChainSession:
         except TimeoutError:
             self._abandon(link)
             return f"not final within {limit_s:.0f} s"
-        except (bt.BittensorError, ConnectionError, OSError) as error:
-            reason = _transient_reason(error)
+        except _FAILURES as error:
+            reason = _say(error) if isinstance(error, _NONSENSE) else _transient_reason(error)
             self._abandon(link)
             return reason
         if result.success:
@@ -224,9 +233,9 @@ class ChainSession:
         except TimeoutError as error:
             self._abandon(link)
             raise _LinkFailed(f"{link.endpoint} did not answer ({what}) within {limit_s:.0f} s") from error
-        except (bt.BittensorError, ConnectionError, OSError) as error:
+        except _FAILURES as error:
             self._abandon(link)
-            raise _LinkFailed(f"{link.endpoint} could not answer ({what}): {error}") from error
+            raise _LinkFailed(f"{link.endpoint} could not answer ({what}): {_say(error)}") from error
 
     async def _connected(self) -> _Link:
         """The link, or the one attempt to make it that all callers share: none of them starts another when it fails."""
@@ -261,8 +270,8 @@ class ChainSession:
                     link = await self._open(endpoints[index])
             except TimeoutError:
                 reasons.append(f"{endpoints[index]}: no answer in {limit_s:.0f} s")
-            except (bt.BittensorError, ConnectionError, OSError) as error:
-                reasons.append(f"{endpoints[index]}: {error}")
+            except _FAILURES as error:
+                reasons.append(f"{endpoints[index]}: {_say(error)}")
             else:
                 self._next_endpoint = index
                 return link
@@ -287,7 +296,11 @@ class ChainSession:
         self._retire(link.substrate)
 
     def _endpoints(self) -> list[str]:
-        network, endpoint = resolve_endpoint(self.network)
+        try:
+            network, endpoint = resolve_endpoint(self.network)
+        except ValueError:
+            known = f"one of {', '.join(sorted(NETWORKS))}, or a websocket URL (ws:// or wss://)"
+            raise InvalidConfig(f"node.network must be {known}, got {self.network!r}") from None
         fallbacks = self.fallback_endpoints
         if fallbacks is None:
             fallbacks = default_fallback_endpoints(network)
@@ -336,10 +349,14 @@ class _Substrate(bt.RpcSubstrate):
 
 
 async def _quietly_closed(substrate: _Substrate) -> None:
-    with contextlib.suppress(TimeoutError, bt.BittensorError, ConnectionError, OSError):
+    with contextlib.suppress(TimeoutError, *_FAILURES):
         await substrate.close()
         if substrate.opened is not None:
             await substrate.opened.close()
+
+
+def _say(error: BaseException) -> str:
+    return f"its answer does not decode ({error!r})" if isinstance(error, _NONSENSE) else str(error)
 
 
 def _transient_reason(error: Any) -> str:

@@ -4,6 +4,7 @@ The SDK shows bytes that happen to be text as text, and drops such fields from i
 byte that no text has (0xFF) keeps long fields in hex.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,14 @@ def from_fields(fields: Sequence[Any]) -> bytes:
     for entry in fields:
         kind, value = next(iter(entry.items())) if isinstance(entry, dict) and entry else ("", None)
         if isinstance(value, str) and (kind.startswith("Raw") or kind == "BigRaw"):
-            part = bytes.fromhex(value[2:]) if value.startswith("0x") else value.encode()
+            part = _bytes_of(value)
             data += part.removeprefix(_NOT_TEXT) if kind == "BigRaw" else part
     return data
+
+
+def _bytes_of(value: str) -> bytes:
+    """Hex after `0x`; all else, also what only begins so, is text that somebody committed."""
+    if value.startswith("0x"):
+        with contextlib.suppress(ValueError):
+            return bytes.fromhex(value[2:])
+    return value.encode()

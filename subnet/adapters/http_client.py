@@ -19,9 +19,10 @@ _ATTEMPT_S = 20.0
 """An attempt without an answer for this long (beyond a long poll's wait) is given up and made again."""
 PIECE_BYTES = 1 << 18
 """A body is handed to the connection in pieces of this size: smaller ones wake both sides more often."""
+_REFUSAL_LIMIT_BYTES = 1 << 16
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
-"""What an exchange that may be repeated can end in."""
+NETWORK_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, UnicodeError)
+"""What an exchange that may be repeated can end in; the last is what a resolver makes of a host such as `a..b`."""
 
 
 def open_session(*, max_connections: int = 256) -> aiohttp.ClientSession:
@@ -35,6 +36,16 @@ def open_session(*, max_connections: int = 256) -> aiohttp.ClientSession:
         read_bufsize=1 << 18,
         cookie_jar=aiohttp.DummyCookieJar(),
     )
+
+
+def parse_url(url: str) -> yarl.URL:
+    """`url` with its encoding as it was signed. Raises ProtocolViolation: others wrote it."""
+    try:
+        parsed = yarl.URL(url, encoded=True)
+        _ = parsed.port  # checked when it is asked for
+    except ValueError as error:
+        raise ProtocolViolation(f"{url[:80]!r} is no URL: {error}") from error
+    return parsed
 
 
 class Body(aiohttp.Payload):
@@ -88,6 +99,14 @@ async def read_into(response: aiohttp.ClientResponse, buffer: memoryview) -> int
     return size_bytes
 
 
+async def read_refusal(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer that is not what was asked for; empty when it is long, and its status has to do."""
+    try:
+        return await read_response(response, limit_bytes=_REFUSAL_LIMIT_BYTES)
+    except ProtocolViolation:
+        return b""
+
+
 class HttpControl:
     """The orchestrator, as one node sees it."""
 
@@ -130,7 +149,7 @@ class HttpControl:
             attempt += 1
 
     async def _attempt(self, path: str, body: bytes, timeout_s: float) -> wire.Response:
-        url = yarl.URL(self._base + path, encoded=True)
+        url = parse_url(self._base + path)
         headers = self._signer.headers("POST", url.raw_path_qs, receiver=self._orchestrator, body=body)
         headers |= {"Content-Type": "application/json", routes.PROTOCOL_HEADER: str(wire.PROTOCOL_VERSION)}
         try:

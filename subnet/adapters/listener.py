@@ -5,6 +5,8 @@ It stands on aiohttp's low-level server: dispatch is a look-up of the path, and 
 
 import asyncio
 import errno
+import resource
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Annotated, Any
@@ -24,6 +26,7 @@ Handler = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 """Answers one request; the second argument is the path after the mounted prefix."""
 
 Positive = Annotated[float, Meta(gt=0)]
+_MANY = 1 << 20
 _GONE = (ConnectionError, asyncio.CancelledError)
 
 
@@ -37,10 +40,19 @@ class ListenLimits(Record, frozen=True):
     idle_s: Positive = 75.0
     """How long an unused keep-alive connection stays open."""
     max_connections: Annotated[int, Meta(ge=1)] = 4096
+    """Open at once; never more than half of what this process may open, which needs files and peers of its own."""
+    max_connections_per_address: Annotated[int, Meta(ge=1)] = 1024
+    """Of these from one address, which could keep everybody out otherwise; a proxy counts as one."""
     requests_per_s_per_address: Positive = 5000.0
     requests_per_s_per_hotkey: Positive = 500.0
     burst_s: Positive = 4.0
     """A bucket holds this many seconds of its rate."""
+
+
+def max_descriptors() -> int:
+    """How many files and sockets this process may have open at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MANY if soft == resource.RLIM_INFINITY else soft
 
 
 class _Connection(RequestHandler):
@@ -49,17 +61,19 @@ class _Connection(RequestHandler):
     aiohttp itself bounds idle time and headers together; that bound also holds for headers sent ahead of an answer.
     """
 
-    __slots__ = ("_header_s", "_header_timer")
+    __slots__ = ("_address", "_header_s", "_header_timer")
 
     def __init__(self, manager: "_Server", *, loop: asyncio.AbstractEventLoop, header_s: float, **kwargs: Any) -> None:
         super().__init__(manager, loop=loop, **kwargs)
         self._header_s = header_s
         self._header_timer: asyncio.TimerHandle | None = None
+        self._address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        manager = self._manager
-        if isinstance(manager, _Server) and manager.is_full:
+        manager, peer = self._manager, transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else ""
+        if isinstance(manager, _Server) and not manager.admit(self._address):
             self.force_close()
             return
         self._header_timer = self._loop.call_later(self._header_s, self.force_close)
@@ -74,6 +88,8 @@ class _Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        if isinstance(self._manager, _Server):
+            self._manager.release(self._address)
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
@@ -95,11 +111,20 @@ class _Server(web.Server):
     ) -> None:
         super().__init__(handler)
         self._limits = limits
+        self._max_connections = min(limits.max_connections, max_descriptors() // 2)
+        self._of_address: Counter[str] = Counter()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the newest connection is one too many."""
-        return len(self._connections) > self._limits.max_connections
+    def admit(self, address: str) -> bool:
+        """Count a connection that was just made; whether it may stay. Every one is to be released."""
+        self._of_address[address] += 1
+        is_full = len(self._connections) > self._max_connections
+        return not is_full and self._of_address[address] <= self._limits.max_connections_per_address
+
+    def release(self, address: str) -> None:
+        """Forget a connection."""
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
 
     def __call__(self) -> RequestHandler:
         # No decompression: a body is what was signed, and a small one cannot swell.
@@ -189,12 +214,13 @@ class Listener:
 
     def _find(self, path: str) -> tuple[Handler, str]:
         """Handler of the longest prefix, and the rest of the path. Raises NotFound."""
-        at = len(path)
-        while at > 0:
-            handler = self._handlers.get(path[:at])
-            if handler is not None and (at == len(path) or path[at - 1] == "/"):
-                return handler, path[at:]
-            at = path.rfind("/", 0, at - 1) + 1
+        # By the few prefixes, not by the path's parts: a stranger's path of 8,000 slashes took 20 ms.
+        fitting = [
+            prefix for prefix in self._handlers if path == prefix or (prefix[-1] == "/" and path.startswith(prefix))
+        ]
+        if fitting:
+            prefix = max(fitting, key=len)
+            return self._handlers[prefix], path[len(prefix) :]
         raise NotFound(f"no route {path[:200]}; the other side may be of another version")
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -5,9 +5,10 @@ every byte is hashed once and nothing is used before it fits what was signed. 20
 """
 
 import asyncio
+import contextlib
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from msgspec import Meta
 from subnet import frames
 from subnet.adapters import routes
 from subnet.adapters.auth import KeypairSigner, RequestSigner, verify_request
-from subnet.adapters.http_client import NETWORK_ERRORS, PIECE_BYTES, Body, read_response, say
+from subnet.adapters.http_client import NETWORK_ERRORS, PIECE_BYTES, Body, read_refusal, say
 from subnet.adapters.listener import Listener, ListenLimits
 from subnet.adapters.memory import ReplayMemory
 from subnet.adapters.rates import RateLimiter, transfer_limit_s
@@ -33,7 +34,6 @@ Expect = Callable[[FrameHeader], None]
 """Raises ProtocolViolation or Refused for a header whose payload is not wanted: shape, dtype, epoch, lease."""
 
 _PREFIX_BYTES = 10
-_ERROR_LIMIT_BYTES = 1 << 16
 _PATH = re.compile(r"([a-z0-9-]{1,120})/([0-9a-f]{64})")
 _HOST = re.compile(r"[A-Za-z0-9.:-]{1,253}")
 
@@ -138,12 +138,12 @@ class HttpPeers:
             ):
                 if response.status == 204:
                     return
-                answer = await read_response(response, limit_bytes=_ERROR_LIMIT_BYTES)
+                answer = await read_refusal(response)
         except aiohttp.ServerDisconnectedError:
             raise
         except NETWORK_ERRORS as error:
             raise TransientFailure(
-                f"{receiver} at {url.host}:{url.port} did not take the frame: {say(error)}"
+                f"{receiver} at {url.raw_host}:{url.port} did not take the frame: {say(error)}"
             ) from error
         raise _as_sender(routes.error_of(response.status, answer))
 
@@ -176,39 +176,30 @@ class HttpPeers:
         size_bytes = request.content_length or 0
         if not 0 < size_bytes <= self.limits.max_payload_bytes + frames.HEADER_LIMIT_BYTES:
             raise ProtocolViolation(f"a frame announces its length, at most {self.limits.max_payload_bytes} bytes")
-        if self._handler is None or self._buffered_bytes + size_bytes > self.limits.max_buffered_bytes:
+        if self._handler is None:
             raise Backpressure("not ready for this frame; try again shortly")
+        with _receiving(size_bytes):
+            async with asyncio.timeout(transfer_limit_s(frames.HEADER_LIMIT_BYTES)):
+                head = await _read_head(request.content, Digest(named[2]))
+        header = frames.decode_head(head)
+        _check_neighbours(header, sender=sender, receiver=self._hotkey)
+        if header.pass_id != named[1]:
+            raise ProtocolViolation("frame head belongs to another pass than the path says")
+        self._expect(header)
+        if len(head) + frames.payload_size(header) != size_bytes:
+            raise ProtocolViolation(f"request of {size_bytes} bytes is not the frame its head announces")
+        # Room is taken up by frames that are expected and by none else: a key costs nothing, and its announcements could
+        # keep everybody out.
+        if self._buffered_bytes + size_bytes > self.limits.max_buffered_bytes:
+            raise Backpressure("no room for this frame; try again shortly")
         self._buffered_bytes += size_bytes
         try:
-            frame = await self._read(request, sender, pass_id=named[1], head_digest=Digest(named[2]))
-            return await self._hand_over(sender, rest, frame, head_bytes=size_bytes - len(frame.payload))
+            with _receiving(size_bytes):
+                async with asyncio.timeout(transfer_limit_s(size_bytes)):
+                    frame = await _read_payload(request.content, header)
+            return await self._hand_over(sender, rest, frame, head_bytes=len(head))
         finally:
             self._buffered_bytes -= size_bytes
-
-    async def _read(
-        self, request: web.BaseRequest, sender: Hotkey, *, pass_id: str, head_digest: Digest
-    ) -> frames.Frame:
-        """Head, then its checks, then the payload; at the least speed of bulk transfers."""
-        size_bytes = request.content_length or 0
-        try:
-            async with asyncio.timeout(transfer_limit_s(size_bytes)):
-                prefix = await request.content.readexactly(_PREFIX_BYTES)
-                head_bytes = frames.head_size(prefix)
-                head = prefix + await request.content.readexactly(head_bytes - _PREFIX_BYTES)
-                if frames.digest(head) != head_digest:
-                    raise ProtocolViolation("frame head is not the one that was signed")
-                header = frames.decode_head(head)
-                _check_neighbours(header, sender=sender, receiver=self._hotkey)
-                if header.pass_id != pass_id:
-                    raise ProtocolViolation("frame head belongs to another pass than the path says")
-                self._expect(header)
-                if head_bytes + frames.payload_size(header) != size_bytes:
-                    raise ProtocolViolation(f"request of {size_bytes} bytes is not the frame its head announces")
-                return await _read_payload(request.content, header)
-        except TimeoutError as error:
-            raise ProtocolViolation(f"frame of {size_bytes} bytes came too slowly") from error
-        except (asyncio.IncompleteReadError, web.RequestPayloadError) as error:
-            raise ProtocolViolation("frame is cut off") from error
 
     async def _hand_over(
         self, sender: Hotkey, rest: str, frame: frames.Frame, *, head_bytes: int
@@ -241,6 +232,26 @@ class HttpPeers:
             raise Backpressure("this very frame is being taken right now")
         self.counters.frames_repeated += 1
         return web.Response(status=204)
+
+
+@contextlib.contextmanager
+def _receiving(size_bytes: int) -> Iterator[None]:
+    """What ends a frame's bytes early, as ProtocolViolation."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise ProtocolViolation(f"frame of {size_bytes} bytes came too slowly") from error
+    except (asyncio.IncompleteReadError, web.RequestPayloadError) as error:
+        raise ProtocolViolation("frame is cut off") from error
+
+
+async def _read_head(content: aiohttp.StreamReader, head_digest: Digest) -> bytes:
+    """The bytes before the payload, which the sender signed."""
+    prefix = await content.readexactly(_PREFIX_BYTES)
+    head = prefix + await content.readexactly(frames.head_size(prefix) - _PREFIX_BYTES)
+    if frames.digest(head) != head_digest:
+        raise ProtocolViolation("frame head is not the one that was signed")
+    return head
 
 
 async def _read_payload(content: aiohttp.StreamReader, header: FrameHeader) -> frames.Frame:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import enum
 import ipaddress
+import re
 
 import aiohttp
 from aiohttp import web
@@ -20,6 +21,7 @@ from subnet.adapters.rates import RateLimiter
 from subnet.errors import Backpressure, NotFound, ProtocolViolation, TransientFailure
 from subnet.types import Record
 
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
 SAID_BYTES = 16
 """What the far side says first is told up to here, so that an asker knows its own port from a neighbour's."""
 _DIAL_S = 5.0
@@ -53,9 +55,9 @@ def mount_reach(listener: Listener) -> None:
     dials = asyncio.Semaphore(_MAX_DIALS)
 
     async def answer(request: web.BaseRequest, text: str) -> web.StreamResponse:
-        if request.method != "GET" or not text.isascii() or not text.isdecimal() or not 0 < int(text[:6]) < 65536:
+        if request.method != "GET" or not _PORT.fullmatch(text) or int(text) > 65535:
             raise NotFound(f"{routes.REACH}PORT takes a port, 1 to 65535")
-        address = _asker(request)
+        address = asker(request.remote, request.headers.get("X-Forwarded-For", ""))
         if not rates.take(address) or dials.locked():
             raise Backpressure("too many ports to dial; ask again in a few seconds")
         async with dials:
@@ -65,19 +67,31 @@ def mount_reach(listener: Listener) -> None:
     listener.mount(routes.REACH, answer)
 
 
-def _asker(request: web.BaseRequest) -> str:
-    """Address of who asks; what a proxy in front of us says counts only when a proxy of ours can be what we see."""
-    seen = ipaddress.ip_address(request.remote or "127.0.0.1")
-    forwarded = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
-    if not seen.is_global and forwarded:
-        try:
-            address = ipaddress.ip_address(forwarded)
-        except ValueError as error:
-            raise ProtocolViolation("X-Forwarded-For names no address") from error
-        if "%" in forwarded:  # an interface of the proxy's, and any text at all
-            raise ProtocolViolation("X-Forwarded-For names an address on an interface")
-        return str(address)
-    return str(seen)
+def asker(remote: str | None, forwarded_for: str) -> str:
+    """Address of who asks; what a proxy in front of us says counts only when a proxy of ours can be what we see.
+
+    Raises ProtocolViolation for who is gone already, and unless the proxy names a public address: where a container's network
+    hides who connects, a stranger writes that header, and must not have the owner's own network dialled.
+    """
+    if remote is None:
+        raise ProtocolViolation("the connection is closed")
+    seen = _address(remote)
+    forwarded = forwarded_for.rpartition(",")[2].strip()
+    if seen.is_global or not forwarded:
+        return str(seen)
+    try:
+        named = _address(forwarded)
+    except ValueError as error:
+        raise ProtocolViolation("X-Forwarded-For names no address") from error
+    if not named.is_global or named.is_multicast or getattr(named, "scope_id", None):
+        raise ProtocolViolation("X-Forwarded-For names no public address")
+    return str(named)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address; one of IPv4 that a socket for both spells as IPv6 is the former. Raises ValueError."""
+    address = ipaddress.ip_address(text)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 async def _dial(address: str, port: int) -> Reached:
@@ -97,8 +111,9 @@ async def _dial(address: str, port: int) -> Reached:
 
 async def ask_reach(session: aiohttp.ClientSession, url: str, port: int) -> Reached:
     """What the orchestrator at `url` finds when it dials us. Raises TransientFailure, ProtocolViolation, NotFound (older)."""
+    target = f"{url.rstrip('/')}{routes.REACH}{port}"
     try:
-        async with asyncio.timeout(_ASK_S), session.get(f"{url.rstrip('/')}{routes.REACH}{port}") as answer:
+        async with asyncio.timeout(_ASK_S), session.get(target, allow_redirects=False) as answer:
             body = await read_response(answer, limit_bytes=_ANSWER_LIMIT_BYTES)
     except NETWORK_ERRORS as error:
         raise TransientFailure(f"the orchestrator did not say whether it can reach us: {say(error)}") from error

@@ -6,6 +6,7 @@ of the key, and whoever reads an object checks it.
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -24,6 +25,8 @@ from subnet.types import BlobRef, Record
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _LONGEST_LIFE_S = 7 * 86400
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._/-]*)?")
 
 
 class Bucket(Record, frozen=True):
@@ -49,14 +52,18 @@ class Bucket(Record, frozen=True):
         Raises InvalidConfig naming what is missing.
         """
         parts = urlsplit(url)
-        if parts.scheme != "s3" or not parts.netloc:
+        if parts.scheme != "s3" or not _BUCKET.fullmatch(parts.netloc):
             raise InvalidConfig(f"the blob URL must be s3://BUCKET/PREFIX, got {url!r}")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             if not environment.get(name):
                 raise InvalidConfig(f"set {name}: the bucket {parts.netloc} needs a key, and keys stay out of URLs")
         region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
+        # A slash at the end would be signed as part of every key, which then lies in no bucket.
+        endpoint = (environment.get("AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com").rstrip("/")
+        if not _ENDPOINT.fullmatch(endpoint):
+            raise InvalidConfig(f"AWS_ENDPOINT_URL must be http(s)://HOST or http(s)://HOST:PORT, got {endpoint!r}")
         return cls(
-            endpoint=environment.get("AWS_ENDPOINT_URL") or f"https://s3.{region}.amazonaws.com",
+            endpoint=endpoint,
             name=parts.netloc,
             access_key=environment["AWS_ACCESS_KEY_ID"],
             secret_key=environment["AWS_SECRET_ACCESS_KEY"],

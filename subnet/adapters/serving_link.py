@@ -174,7 +174,10 @@ class LinkServer:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Link:
-        host, port = writer.get_extra_info("peername")[:2]
+        address = writer.get_extra_info("peername")
+        if address is None:  # gone before it was accepted
+            raise TransientFailure("the other side has closed the connection")
+        host, port = address[:2]
         async with asyncio.timeout(GREETING_S):
             own = secrets.token_bytes(_NONCE_BYTES)
             nonces = _nonce(await reader.readexactly(messages.GREETING.size)) + own

@@ -25,12 +25,15 @@ def check_name(name: str) -> str:
     return name
 
 
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Put `data` at `path` so that a reader, or a machine that loses power, sees nothing or all of it."""
+def write_atomically(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
+    """Put `data` at `path` so that a reader, or a machine that loses power, sees nothing or all of it.
+
+    `mode` is the file's from its first byte on, less what the process masks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_beside(path)
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -51,6 +51,7 @@ def conform(weights: Mapping[Hotkey, float], metagraph: Metagraph, rules: Weight
         raise Refused("no_weights", "no registered hotkey has a weight above zero; nothing can be set")
     uid_of = metagraph.by_hotkey()
     scaled = {hotkey: round(share / largest * U16_MAX) for hotkey, share in shares.items()}
+    _make_up(scaled, rules.max_weights_limit)
     values = {uid_of[hotkey].uid: value for hotkey, value in scaled.items() if value > 0}
     needed = min(len(metagraph.neurons), rules.min_allowed_weights)
     if len(values) < needed:
@@ -59,6 +60,19 @@ def conform(weights: Mapping[Hotkey, float], metagraph: Metagraph, rules: Weight
         )
     zeros = tuple(hotkey for hotkey, value in scaled.items() if value == 0 and kept[hotkey] > 0)
     return ConformedWeights(values=dict(sorted(values.items())), dropped=dropped, rounded_to_zero=zeros)
+
+
+def _make_up(scaled: dict[Hotkey, int], limit: int) -> None:
+    """Give the smaller what rounding took from them: the largest would be a hair above its limit, which the chain refuses.
+
+    All of them alike, so that equal weights stay equal and the order is kept.
+    """
+    while limit < U16_MAX and sum(scaled.values()) * limit < U16_MAX * U16_MAX:
+        smaller = [hotkey for hotkey, value in scaled.items() if 0 < value < U16_MAX]
+        if not smaller:
+            return
+        for hotkey in smaller:
+            scaled[hotkey] += 1
 
 
 def _registered(

@@ -136,7 +136,7 @@ def load_config(
     config = DevnetConfig()
     if file is not None:
         try:
-            config = config_from_toml(file.read_text(encoding="utf-8"), file.name)
+            config = config_from_toml(file.read_text(encoding="utf-8-sig"), file.name)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfig(f"configuration file {file} cannot be read: {error}") from error
     subnets = config.subnets

@@ -54,7 +54,11 @@ class Journal:
     """Writes blocks to the chain's file."""
 
     def __init__(self, directory: Path, config: DevnetConfig) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"{directory} cannot be made a directory: {error.strerror}.\nName another with --dir."
+            raise StartupRefused(reason, OTHER_CHAIN_EXIT_CODE) from error
         self._path = directory / FILE_NAME
         self._settings = _settings(config)
         self._file: BinaryIO | None = None

@@ -230,10 +230,14 @@ def test_a_bucket_is_named_by_its_url_and_the_variables_of_s3_tools() -> None:
     assert (bucket.endpoint, bucket.name) == ("https://s3.eu-west-1.amazonaws.com", "models")
     assert bucket.path_of("k") == "run/a/k"
     assert Bucket.from_url("s3://m", key | {"AWS_ENDPOINT_URL": "http://x:1"}).endpoint == "http://x:1"
+    assert Bucket.from_url("s3://m", key | {"AWS_ENDPOINT_URL": "http://x:1/"}).endpoint == "http://x:1"
     assert Bucket.from_url("s3://m", key).path_of("k") == "k"
     for url, environment, reason in (
         ("http://m", key, "s3://BUCKET"),
         ("s3://", key, "s3://BUCKET"),
+        ("s3://id:secret@m", key, "s3://BUCKET"),
+        ("s3://m", key | {"AWS_ENDPOINT_URL": "x:1"}, "AWS_ENDPOINT_URL must be"),
+        ("s3://m", key | {"AWS_ENDPOINT_URL": "http://[bad"}, "AWS_ENDPOINT_URL must be"),
         ("s3://m", {}, "AWS_ACC"),
     ):
         with pytest.raises(InvalidConfig, match=reason):

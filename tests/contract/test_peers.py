@@ -267,6 +267,31 @@ async def test_unsigned_replayed_and_bent_frames_are_refused() -> None:
         assert len(pair.taken) == 1
 
 
+async def _announce(pair: Pair, signer: KeypairSigner, sent: frames.Frame) -> asyncio.StreamWriter:
+    """The headers of a signed frame, and none of its bytes."""
+    headers = RequestSigner(signer, CLOCK).headers("POST", _path(sent), receiver=BOB.hotkey)
+    lines = [f"POST {_path(sent)} HTTP/1.1", "Host: x", f"Content-Length: {len(frames.encode(sent))}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    _, writer = await asyncio.open_connection("127.0.0.1", pair.bob.port)
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+    await writer.drain()
+    return writer
+
+
+async def test_announced_frames_of_a_stranger_keep_nobody_out() -> None:
+    """A key costs nothing: what it merely announces takes up no room."""
+    size_bytes = len(frames.encode(frame()))
+    async with connected(PeerLimits(max_buffered_bytes=2 * size_bytes)) as pair:
+        writers = [await _announce(pair, EVE, frame(sample)) for sample in range(10)]
+        async with asyncio.timeout(20):
+            while pair.bob.listener.num_connections < len(writers):
+                await CLOCK.sleep(0)
+        await pair.alice.send(BOB.hotkey, pair.endpoint, frame())
+        assert len(pair.taken) == 1
+        for writer in writers:
+            writer.close()
+
+
 async def test_a_cut_connection_leaves_nothing_behind() -> None:
     async with connected() as pair:
         sent = frame()

@@ -58,6 +58,32 @@ async def test_an_upload_that_is_cut_off_leaves_nothing(tmp_path: Path) -> None:
         assert files(tmp_path) == [REF.key]
 
 
+async def test_one_grant_does_not_fill_the_disk_with_copies(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (store, session, listener):
+        soon = CLOCK.now() + 600
+        url = yarl.URL(store.upload_url(REF, expires_at_s=soon), encoded=True)
+        head = f"PUT {url.raw_path_qs} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(DATA)}\r\n\r\n"
+        writers = []
+        async with asyncio.timeout(60):
+            for number in range(4):
+                _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                writer.write(head.encode() + DATA[:-1])
+                writers.append(writer)
+                while len(files(tmp_path)) <= number:
+                    await CLOCK.sleep(0.001)
+            with pytest.raises(TransientFailure, match="is being uploaded already"):
+                await HttpBlobs(session).put(str(url), DATA)
+            other = BlobRef(key="run/0/shard/y", digest=digest(DATA), size_bytes=len(DATA))
+            await HttpBlobs(session).put(store.upload_url(other, expires_at_s=soon), DATA)
+            for writer in writers:
+                writer.close()
+                await writer.wait_closed()
+            while files(tmp_path) != [other.key]:
+                await CLOCK.sleep(0.001)
+        await HttpBlobs(session).put(str(url), DATA)
+        assert files(tmp_path) == [REF.key, other.key]
+
+
 @pytest.mark.parametrize("length", [None, len(DATA) + 1, len(DATA) - 1])
 async def test_the_length_is_checked_before_a_byte_is_read(tmp_path: Path, length: int | None) -> None:
     async with serving(tmp_path) as (store, _, listener):

@@ -11,8 +11,8 @@ from neurons.settings import NodeSettings
 from subnet.adapters import routes
 from subnet.adapters.http_client import open_session
 from subnet.adapters.listener import Listener
-from subnet.adapters.reach import Dialled, ask_reach, mount_reach
-from subnet.errors import Backpressure, NotFound, TransientFailure
+from subnet.adapters.reach import Dialled, ask_reach, asker, mount_reach
+from subnet.errors import Backpressure, NotFound, ProtocolViolation, TransientFailure
 from subnet.types import Endpoint
 from tests.unit.test_reach_checks import free_port, stranger
 
@@ -49,18 +49,41 @@ async def test_a_node_that_waits_to_be_spoken_to_is_open(orchestrator: str, sess
     assert (found.dialled, found.said) == (Dialled.OPEN, "")
 
 
-async def test_behind_a_proxy_the_address_that_the_proxy_names_is_dialled(
-    orchestrator: str, session: aiohttp.ClientSession
+def test_behind_a_proxy_the_address_that_the_proxy_names_is_dialled() -> None:
+    assert asker("127.0.0.1", "203.0.113.9, 9.9.9.9") == "9.9.9.9"
+    assert asker("::ffff:172.17.0.1", "::ffff:9.9.9.9") == "9.9.9.9"
+    assert asker("10.0.0.1", "") == "10.0.0.1"
+    assert (
+        asker("::ffff:8.8.8.8", "9.9.9.9") == asker("8.8.8.8", "9.9.9.9") == "8.8.8.8"
+    )  # nobody's proxy is seen there
+    with pytest.raises(ProtocolViolation, match="closed"):
+        asker(None, "9.9.9.9")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "localhost",
+        "10.0.0.5",
+        "127.0.0.1",
+        "::ffff:10.0.0.5",
+        "::1",
+        "169.254.169.254",
+        "224.0.0.1",
+        "fe80::1%" + "a" * 64,
+    ],
+)
+async def test_nobody_has_the_owners_own_network_dialled(
+    orchestrator: str, session: aiohttp.ClientSession, named: str
 ) -> None:
-    headers = {"X-Forwarded-For": "203.0.113.9, 127.0.0.2"}
-    async with session.get(f"{orchestrator}{routes.REACH}{free_port()}", headers=headers) as answer:
-        assert (await answer.json())["address"] == "127.0.0.2"
-    for forwarded in ("localhost", "fe80::1%" + "a" * 64):
-        async with session.get(f"{orchestrator}{routes.REACH}1", headers={"X-Forwarded-For": forwarded}) as answer:
+    for headers in ({"X-Forwarded-For": named}, {"X-Forwarded-For": f"9.9.9.9, {named}"}):
+        async with session.get(f"{orchestrator}{routes.REACH}{free_port()}", headers=headers) as answer:
             assert answer.status == 400
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "x", "22/24", "", "9" * 5000])
+@pytest.mark.parametrize(
+    "port", ["0", "65536", "x", "22/24", "", "9" * 5000, "0000019999999", "000001" + "1" * 5000, "1%0A", "\u0661"]
+)
 async def test_what_is_no_port_is_not_dialled(orchestrator: str, session: aiohttp.ClientSession, port: str) -> None:
     async with session.get(f"{orchestrator}{routes.REACH}{port}") as answer:
         assert answer.status == 404

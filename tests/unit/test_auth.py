@@ -102,6 +102,16 @@ async def test_bent_requests_are_refused_each_with_its_code() -> None:
     assert await _code({**headers, "X-Bittensor-Hotkey": "\udcff"}, clock) == "malformed_auth"
 
 
+@pytest.mark.parametrize("name", ["Hotkey", "Receiver", "Nonce", "Signature", "Crypto", "Version"])
+@pytest.mark.parametrize("value", ["5\udcff\udcfe", "5\xff", "\u0661\u0662"], ids=["no UTF-8", "Latin-1", "digits"])
+async def test_a_header_that_is_no_ascii_is_refused_and_never_an_error(name: str, value: str) -> None:
+    """aiohttp hands on bytes that are no UTF-8 as lone surrogates, which nothing can encode again."""
+    clock = ManualClock()
+    headers = RequestSigner(ALICE, clock).headers("POST", "/v1/x?y=1", receiver=BOB.hotkey, body=b"{}")
+    assert await _code(headers | {f"X-Bittensor-{name}": value}, clock) == "malformed_auth"
+    assert await _code(headers, clock, path=f"/v1/{value}") == "malformed_auth"
+
+
 async def test_stale_and_future_requests_are_refused() -> None:
     clock = ManualClock()
     headers = RequestSigner(ALICE, clock).headers("POST", "/v1/x?y=1", receiver=BOB.hotkey, body=b"{}")

@@ -98,6 +98,8 @@ def test_both_spellings_of_the_ecosystem_mean_the_same(role: str, received: list
         ("devnet --tempo soon", 64, "tempo must be a number, got 'soon'"),
         ("devnet --fund me=4", 64, "devnet.prefunded: 'me' is not an SS58 address"),
         ("devnet --config /nowhere.toml", 64, "configuration file /nowhere.toml cannot be read"),
+        ("devnet --fund me", 64, "--fund takes ADDRESS=TAO, got 'me'"),
+        ("init-run --netuid 1 --url nonsense", 64, "node.url in the flags must be text that matches"),
         ("devnet explode", 2, "No such command 'explode'"),
         ("miner --nonsense 1", 2, "No such option: --nonsense"),
         ("mine", 2, "No such command 'mine'"),
@@ -137,6 +139,19 @@ def test_localnet_takes_its_flags_over_the_local_preset(
     assert (run.training.min_miners, run.training.min_validators) == (4, 1)
     assert (run.model.bottleneck, run.model.seed, run.corpus.seed, run.audit.probability) == (Bottleneck.K0, 5, 5, 0.5)
     assert plain.run != RunConfig()
+
+
+def fault_of_yuma(*arguments: object) -> int:
+    raise KeyError("oops")
+
+
+def test_a_fault_of_ours_is_told_apart_from_a_check_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(commands.ENTRIES, "yuma", f"{__name__}:fault_of_yuma")
+    assert typed("yuma weights.json") == ExitCode.UNEXPECTED
+    assert "a fault of Strata: KeyError: 'oops'" in capsys.readouterr().err
+    assert "KeyError: 'oops'" in caplog.text
 
 
 def test_other_commands_hand_on_what_was_said(received: list[tuple[object, ...]]) -> None:

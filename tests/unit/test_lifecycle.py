@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -135,6 +136,54 @@ def test_a_known_reason_is_one_message_without_traceback(body: str, code: int, t
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.parametrize("how", ["plain", "in a group", "in a store"])
+def test_a_disk_that_takes_no_more_is_a_message(how: str, tmp_path: Path) -> None:
+    full = f"""
+import resource
+from pathlib import Path
+from subnet.adapters.system import DirectoryDisk
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+disk = DirectoryDisk(Path({str(tmp_path)!r}))
+await disk.write("whole", b"1")
+"""
+    fill = 'await disk.write("state", bytes(1 << 20))'
+    bodies = {
+        "plain": fill,
+        "in a group": f"async with asyncio.TaskGroup() as group:\n    group.create_task({fill.removeprefix('await ')})",
+        "in a store": f"try:\n    {fill}\nexcept OSError as error:\n    raise TransientFailure('cannot store it') from error",
+    }
+    process = ended(full + bodies[how])
+    assert process.returncode == ExitCode.DISK_FULL
+    assert "strata: the disk takes no more: File too large" in process.stderr
+    assert "Make room, then start again" in process.stderr
+    assert "Traceback" not in process.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_log_whose_disk_is_full_is_left_and_said_once(tmp_path: Path) -> None:
+    body = """
+import resource
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for number in range(20):
+    log.info("x" * 1000, extra={"number": number})
+"""
+    process = ended(body, log_file=str(tmp_path / "log.jsonl"))
+    assert process.returncode == ExitCode.OK
+    assert process.stderr.count("cannot be written (File too large)") == 1
+    assert "Traceback" not in process.stderr and "Logging error" not in process.stderr
+    assert '"number": 19' in process.stderr
+
+
+@pytest.mark.parametrize("file", ["/proc/nowhere/log", ".", "/dev/null/log"])
+def test_a_log_that_cannot_be_written_stops_the_start(file: str) -> None:
+    process = ended("pass", log_file=file)
+    assert process.returncode == ExitCode.INVALID_CONFIG
+    assert "cannot be written" in process.stderr and "--log-file" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -150,6 +199,15 @@ def test_a_fault_of_ours_is_logged_whole(body: str, tmp_path: Path) -> None:
     assert records[-1]["level"] == "critical"
     assert "KeyError: 'oops'" in records[-1]["exception"]
     assert "a fault of Strata" in process.stderr
+
+
+def test_a_role_may_open_as_many_files_and_sockets_as_its_system_allows() -> None:
+    line = shlex.join(role("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"))
+    ran = subprocess.run(
+        ["sh", "-c", f"ulimit -Sn 256; exec {line}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    soft, hard = map(int, ran.stdout.split())
+    assert soft == (65_536 if hard == -1 else max(256, min(hard, 65_536)))
 
 
 def test_logs_are_json_lines_with_fields(tmp_path: Path) -> None:

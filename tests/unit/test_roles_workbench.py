@@ -16,7 +16,7 @@ from subnet.adapters.auth import KeypairSigner
 from subnet.adapters.corpus import make_corpus
 from subnet.adapters.memory import InlineCompute, MemoryBlobs, MemoryBlobStore, MemoryDisk
 from subnet.config import RunConfig
-from subnet.errors import Refused
+from subnet.errors import ProtocolViolation, Refused
 from subnet.frames import Frame
 from subnet.sim.loop import VirtualClock
 from subnet.sim.network import Network, NetworkConfig, SimControl, SimPeers
@@ -104,3 +104,16 @@ async def test_a_sample_may_come_again_in_another_epoch() -> None:
     await mine.take(SECOND.hotkey, activation(SECOND, sample=1))
     mine.begin(Epoch(1))
     await mine.take(THIRD.hotkey, activation(THIRD, sample=1, epoch=1))
+
+
+async def test_room_is_asked_for_only_under_a_lease_that_the_orchestrator_signed() -> None:
+    """`expect` answers before any byte of a payload is read: a forged lease must not get that far, nor a signature twice."""
+    mine, genuine = bench(), activation(SECOND, sample=1).header
+    mine.expect(genuine)
+    forged = msgspec.structs.replace(genuine.lease, signature=SECOND.sign(receipts.lease_bytes(genuine.lease)))
+    moved = msgspec.structs.replace(genuine.lease, sample=SampleId(2))
+    for lease in (forged, moved):
+        with pytest.raises(ProtocolViolation, match="not signed by this run's orchestrator"):
+            mine.expect(msgspec.structs.replace(genuine, lease=lease))
+    mine.expect(genuine)
+    await mine.take(SECOND.hotkey, activation(SECOND, sample=1))

@@ -126,6 +126,11 @@ def test_the_network_chooses_the_preset_unless_one_is_named() -> None:
         ("model = 3", "model in run.toml must be a table, written [model], got 3"),
         ("[training]\nnum_stages = 7", "training.num_stages must be in [1, model.num_layers = 6], got 7"),
         ("[training\n", "run.toml is not TOML: "),
+        ("a." * 3000 + "b = 1", "run.toml nests tables or lists too deeply"),
+        ("x = " + "[" * 5000 + "]" * 5000, "run.toml nests tables or lists too deeply"),
+        ('[node]\nurl = "http://[bad"', "node.url in run.toml must be text that matches"),
+        ('[node]\nurl = "https://u:p@host"', "node.url in run.toml must be text that matches"),
+        ('[node]\nurl = "https://host/?a=b"', "node.url in run.toml must be text that matches"),
     ],
 )
 def test_a_mistake_names_key_place_and_range(tmp_path: Path, text: str, expected: str) -> None:
@@ -159,6 +164,25 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load(file=str(tmp_path / "run.toml"), environment=NOTHING)
 
 
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf[training]\nnum_epochs = 3\n")
+    assert load(file=str(tmp_path / "run.toml"), environment=NOTHING).run.training.num_epochs == 3
+
+
+@pytest.mark.parametrize("url", ["https://strata.example.org", "http://10.0.0.5:8090/run/", "http://[2001:db8::1]:80"])
+def test_urls_of_an_orchestrator(url: str) -> None:
+    assert load({"node.url": url}, environment=NOTHING).node.url == url
+
+
+def test_a_home_that_nobody_has_is_named() -> None:
+    for flags in ({"node.data_dir": "~nobody-here/x"}, {"node.lock_dir": "~nobody-here/x"}):
+        node = load(flags, environment=NOTHING).node
+        with pytest.raises(InvalidConfig, match="~nobody-here/x lies in a home directory"):
+            assert node.data_path and node.lock_path
+    with pytest.raises(InvalidConfig, match=r"~nobody-here/run\.toml lies in a home directory"):
+        load(file="~nobody-here/run.toml", environment=NOTHING)
+
+
 def test_assignments() -> None:
     assert settings.parse_assignments(["training.num_epochs=4", "node.state_url = redis://h/0?a=b"]) == {
         "training.num_epochs": "4",
@@ -166,6 +190,8 @@ def test_assignments() -> None:
     }
     with pytest.raises(InvalidConfig, match="KEY=VALUE"):
         settings.parse_assignments(["num_epochs"])
+    with pytest.raises(InvalidConfig, match=r"KEY=VALUE.*got '=3'"):
+        settings.parse_assignments(["=3"])
 
 
 def test_own_directory_tells_networks_and_keys_apart() -> None:

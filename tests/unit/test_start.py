@@ -1,5 +1,6 @@
 """What stands between a person and a running node: the wallet, the subnet, the registration."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +11,13 @@ from bittensor.keyfiles import Keypair
 
 from neurons.discovery import find_run, read_metagraph, reasons_to_earn_nothing, require_registered
 from neurons.exit_codes import ExitCode
+from neurons.orchestrator import announce_run
 from neurons.settings import NodeConfig, NodeSettings
 from neurons.wallets import load_hotkey
-from neurons.wiring import ANNOUNCED_URL, owner_url
+from neurons.wiring import ANNOUNCED_URL, grant_secret, owner_url, read_description, state_store
 from subnet import wire
 from subnet.adapters.system import DirectoryDisk
-from subnet.errors import NotFound, StartupRefused, TransientFailure
+from subnet.errors import DamagedState, InvalidConfig, NotFound, ProtocolViolation, StartupRefused, TransientFailure
 from subnet.types import Endpoint, Hotkey, Metagraph, Neuron, Uid
 
 OWNER = Hotkey("5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
@@ -110,7 +112,10 @@ async def test_no_netuid_no_subnet_no_chain() -> None:
         (b'{"name": "other project"}', "no Strata record"),
         (b"[" * 5000, "no Strata record"),
         (b'{"v":1,"u":"http://h:1","r":"x"}', "no Strata record (message does not decode"),
-        (wire.encode(msgspec.structs.replace(RUN, u="file:///etc/passwd")), "no usable orchestrator URL"),
+        *(
+            (wire.encode(msgspec.structs.replace(RUN, u=url)), "no usable orchestrator URL")
+            for url in ("file:///etc/passwd", "http://", "http://[bad", "http://h:99999999", "http://h/?a=", "h:80", "")
+        ),
     ],
 )
 async def test_a_subnet_without_a_run_says_so(record: bytes | None, text: str) -> None:
@@ -196,6 +201,14 @@ def test_a_missing_wallet_or_hotkey_says_what_to_type(tmp_path: Path) -> None:
     assert "no hotkey 'other' (it has h)" in text and "btcli wallet new-hotkey -w w -H other" in text
 
 
+def test_a_place_of_wallets_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    assert "it cannot be read: Not a directory" in denied(settings(tmp_path / "file"), ExitCode.NO_WALLET)
+    assert "it does not exist" in denied(settings(tmp_path / "gone"), ExitCode.NO_WALLET)
+    too_long = tmp_path / ("x" * 300)  # what stat refuses, as it does a directory that this user may not enter
+    assert "it cannot be read: File name too long" in denied(settings(too_long), ExitCode.NO_WALLET)
+
+
 def test_an_encrypted_hotkey_without_a_terminal_names_the_variable_at_once(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "w" / "hotkeys" / "h").write_bytes(b"$NACL" + bytes(64))
@@ -233,3 +246,53 @@ async def test_an_orchestrator_keeps_the_url_it_was_announced_with(tmp_path: Pat
     moved = NodeConfig(node=NodeSettings(url="https://elsewhere.example.org"))
     assert await owner_url(moved, disk) == "https://elsewhere.example.org"
     assert await owner_url(moved, disk, "https://new.example.org") == "https://new.example.org"
+
+
+def test_the_key_of_granted_urls_is_whole_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "blob-secret"
+    secret = grant_secret(path)
+    assert (len(secret), path.stat().st_mode & 0o077) == (32, 0)
+    assert grant_secret(path) == secret
+    path.write_bytes(b"")  # what a kill or a full disk once left: everybody knows an empty key
+    with pytest.raises(DamagedState, match="Delete it"):
+        grant_secret(path)
+
+
+async def test_a_run_id_that_is_no_name_and_a_state_store_that_is_none_are_mistakes(tmp_path: Path) -> None:
+    for run_id in ("../../x", "", "a b", "x" * 65, ".x"):
+        with pytest.raises(InvalidConfig, match="--run-id takes"):
+            await announce_run(NodeConfig(), url="http://h", run_id=run_id)
+    async with contextlib.AsyncExitStack() as stack:
+        for url in ("nonsense", "redis://:secret@h:port"):
+            with pytest.raises(InvalidConfig, match="--state-url") as caught:
+                await state_store(NodeConfig(node=NodeSettings(state_url=url, data_dir=str(tmp_path))), stack)
+            assert "secret" not in str(caught.value)
+
+
+class Serving:
+    """A run's public objects."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def read(self, name: str, *, limit_bytes: int) -> bytes:
+        if len(self.data) > limit_bytes:
+            raise ProtocolViolation("answer is too long")
+        return self.data
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", ExitCode.VERSION_MISMATCH),
+        (b"{}\n{}\n\xff", ExitCode.VERSION_MISMATCH),
+        (b"\xff\n\xfe\n0", ExitCode.VERSION_MISMATCH),
+        (b'{"training":{"num_stages":7}}\n{}\n0', ExitCode.VERSION_MISMATCH),
+        (b"{}\n{}\n0", ExitCode.NO_RUN),
+        (bytes((1 << 20) + 1), ExitCode.UNAVAILABLE),
+    ],
+)
+async def test_a_description_that_is_none_is_told_in_words(data: bytes, code: ExitCode) -> None:
+    with pytest.raises(StartupRefused) as caught:
+        await read_description(Serving(data), RUN)
+    assert caught.value.exit_code == code

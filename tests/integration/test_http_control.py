@@ -22,7 +22,7 @@ from subnet.adapters.http_server import mount_control, mount_public, mount_statu
 from subnet.adapters.listener import Listener, ListenLimits
 from subnet.adapters.system import SystemClock
 from subnet.errors import Backpressure, InvariantBroken, NotFound, ProtocolViolation, Refused, TransientFailure
-from subnet.types import Endpoint, Epoch, Hotkey, NumericMode
+from subnet.types import Epoch, Hotkey
 
 OWNER = KeypairSigner.from_uri("//Owner")
 MINER = KeypairSigner.from_uri("//Miner")
@@ -338,7 +338,7 @@ async def test_connections_over_the_cap_are_closed() -> None:
 
 async def test_a_hotkey_sends_no_more_than_honest_work_can_make_of_it() -> None:
     """What is refused is journaled as well, and the journal lies in memory."""
-    long = wire.Join(endpoint=Endpoint(host="h", port=1), mode=NumericMode.FP32, session="x" * 900_000)
+    long = wire.RequestDownload(keys=("x" * 900_000,))
     limits = ListenLimits(bytes_per_s_per_hotkey=1.0)
     async with serving(limits) as (orchestrator, _, url), open_session() as session:
         control = HttpControl(session, url, signer=MINER, orchestrator=OWNER.hotkey, clock=CLOCK)

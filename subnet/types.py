@@ -1,9 +1,10 @@
 """Values that travel through the whole system. Records that cross a wire or enter the ledger are frozen structs."""
 
 import enum
-from typing import NewType
+from typing import Annotated, NewType
 
 import msgspec
+from msgspec import Meta
 
 Hotkey = NewType("Hotkey", str)
 """SS58 address of a key that signs; every state of this project is kept by hotkey, never by uid."""
@@ -79,7 +80,7 @@ class BlobRef(Record, frozen=True):
 class Endpoint(Record, frozen=True):
     """Where a node listens for peers."""
 
-    host: str
+    host: Annotated[str, Meta(max_length=255)]
     port: int
 
 
@@ -187,7 +188,7 @@ class Noise(Record, frozen=True):
     """
 
     mode: NumericMode
-    machine: str
+    machine: Annotated[str, Meta(max_length=255)]
     rel_d: float
     rel_d_token: float
     rel_d_backward: float

@@ -4,9 +4,10 @@ Every request names itself by its tag; `request_id` is the envelope's, so a repe
 or a kind that is not known here is refused: both sides then see which of them to update (`PROTOCOL_VERSION`).
 """
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from subnet.detours import AnyDetourRequest, WaitingFrames
 from subnet.errors import ProtocolViolation
@@ -37,6 +38,9 @@ RESPONSE_LIMIT_BYTES = 64 << 20
 
 T = TypeVar("T")
 
+Token = Annotated[str, Meta(max_length=64)]
+"""What a node draws and the orchestrator keeps in its state: the name of a process, or of a request."""
+
 
 # ---- requests that change the record -------------------------------------------------------------------------------
 
@@ -47,7 +51,7 @@ class Join(Message, frozen=True):
     endpoint: Endpoint
     mode: NumericMode
     protocol_version: int = PROTOCOL_VERSION
-    session: str = ""
+    session: Token = ""
     """Drawn anew by each process, so that two processes on one hotkey are told apart."""
 
 
@@ -199,7 +203,7 @@ class Leave(Message, frozen=True):
     """A miner stops; it says what it could not finish. Answer: Done."""
 
     num_open_samples: int
-    session: str = ""
+    session: Token = ""
 
 
 # ---- requests that only read ---------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ class Poll(Message, frozen=True):
 
     known_version: int
     wait_s: float
-    session: str = ""
+    session: Token = ""
 
 
 class RequestUpload(Message, frozen=True):
@@ -432,7 +436,7 @@ Response = (
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request and the id under which its answer is kept."""
 
-    request_id: str
+    request_id: Token
     request: Request
 
 

@@ -49,6 +49,8 @@ class _Control:
         self._body_s = limits.body_s
         rate = limits.requests_per_s_per_hotkey
         self._hotkeys = RateLimiter(rate, burst=rate * limits.burst_s)
+        rate = limits.bytes_per_s_per_hotkey
+        self._bytes = RateLimiter(rate, burst=max(rate * limits.burst_s, wire.REQUEST_LIMIT_BYTES))
 
     async def answer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         if request.method != "POST" or name not in routes.MESSAGES:
@@ -67,8 +69,8 @@ class _Control:
             now=self._clock.now(),
             signed_after_s=self._signed_after_s,
         )
-        if not self._hotkeys.take(hotkey):
-            raise Backpressure("too many requests from your hotkey; slow down")
+        if not self._hotkeys.take(hotkey) or not self._bytes.take(hotkey, len(body)):
+            raise Backpressure("too many requests from your hotkey, or too long ones; slow down")
         envelope = wire.decode(wire.Envelope, body)
         if type(envelope.request).__name__ != name:
             raise ProtocolViolation(f"a {type(envelope.request).__name__} was sent to the route of {name}")

@@ -45,6 +45,10 @@ class ListenLimits(Record, frozen=True):
     """Of these from one address, which could keep everybody out otherwise; a proxy counts as one."""
     requests_per_s_per_address: Positive = 5000.0
     requests_per_s_per_hotkey: Positive = 500.0
+    bytes_per_s_per_hotkey: Positive = 256.0 * 1024
+    """Of control requests: they are journaled before it is known whether they are refused. A miner's work comes to 88 KB an epoch
+    of 128 samples (LOG, the state store).
+    """
     burst_s: Positive = 4.0
     """A bucket holds this many seconds of its rate."""
 

@@ -1,4 +1,4 @@
-"""Rates: token buckets for requests, and a least speed for bulk transfers (trust.md 6)."""
+"""Rates: token buckets for requests and their bytes, and a least speed for bulk transfers (trust.md 6)."""
 
 import time
 from collections import OrderedDict
@@ -21,13 +21,13 @@ class RateLimiter:
         self._max_keys = max_keys
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: str) -> bool:
-        """Whether `key` may make one more request now."""
+    def take(self, key: str, cost: float = 1.0) -> bool:
+        """Whether `key` may spend `cost` more now: a request, or so many bytes."""
         now = time.monotonic()
         tokens, then = self._buckets.pop(key, (self._burst, now))
         tokens = min(self._burst, tokens + (now - then) * self._per_s)
-        is_allowed = tokens >= 1.0
-        self._buckets[key] = (tokens - 1.0 if is_allowed else tokens, now)
+        is_allowed = tokens >= cost
+        self._buckets[key] = (tokens - cost if is_allowed else tokens, now)
         if len(self._buckets) > self._max_keys:
             self._buckets.popitem(last=False)
         return is_allowed

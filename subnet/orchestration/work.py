@@ -14,6 +14,7 @@ from subnet.orchestration import pathways
 from subnet.orchestration.events import Wake
 from subnet.orchestration.ledger import Credited, Leased, LossRecorded, OutputRepeated, SampleDropped, Voided
 from subnet.orchestration.membership import member_of
+from subnet.orchestration.objects import is_digest
 from subnet.orchestration.state import Sample, Turn, Work
 from subnet.types import NO_DIGEST, Digest, Direction, Epoch, Hotkey, Lease, Phase, Receipt, SampleId, StageIndex
 
@@ -218,6 +219,8 @@ def _check_own(turn: Turn, stage: StageIndex, fresh: tuple[Receipt, ...]) -> Non
             raise Refused(
                 "receipt", f"a receipt names another run, epoch or stage than {stage} of epoch {turn.state.epoch}"
             )
+        if not all(found == NO_DIGEST or is_digest(found) for found in (receipt.input_digest, receipt.output_digest)):
+            raise Refused("receipt", "a digest of a receipt is 64 lower-case hex digits of blake3, or empty")
 
 
 def _attest(turn: Turn, sender: Hotkey, receipt: Receipt) -> None:

@@ -336,6 +336,19 @@ async def test_connections_over_the_cap_are_closed() -> None:
             await writer.wait_closed()
 
 
+async def test_a_hotkey_sends_no_more_than_honest_work_can_make_of_it() -> None:
+    """What is refused is journaled as well, and the journal lies in memory."""
+    long = wire.RequestDownload(keys=("x" * 900_000,))
+    limits = ListenLimits(bytes_per_s_per_hotkey=1.0)
+    async with serving(limits) as (orchestrator, _, url), open_session() as session:
+        control = HttpControl(session, url, signer=MINER, orchestrator=OWNER.hotkey, clock=CLOCK)
+        await control.call(long)
+        with pytest.raises(Backpressure, match="too long"):
+            await control.call(long, timeout_s=0.5)
+        await control.call(wire.UploadDone(epoch=Epoch(0)))
+        assert len(orchestrator.asked) == 2
+
+
 async def test_rates_are_limited_by_hotkey_and_by_address() -> None:
     limits = ListenLimits(requests_per_s_per_hotkey=0.01, burst_s=200.0)
     async with serving(limits) as (_, _, url), open_session() as session:

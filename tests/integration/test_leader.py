@@ -9,6 +9,7 @@ import pytest
 
 from neurons.leader import Leadership
 from subnet.adapters.embedded_store import EmbeddedStore, start_embedded
+from subnet.adapters.memory import ManualClock, MemoryStateStore
 from subnet.adapters.state import RedisStateStore
 from subnet.adapters.system import SystemClock
 from subnet.errors import Superseded, TransientFailure
@@ -90,6 +91,20 @@ async def test_a_stand_by_takes_over_from_the_state_that_the_leader_stored(store
     with pytest.raises(Superseded, match="another process"):
         await stores[0].put_state(StoredState(at_record=3, data=b"a late one"))
     assert await stores[1].get_state() == StoredState(at_record=4, data=b"all")
+
+
+async def test_a_leader_that_was_paused_knows_without_asking_that_it_may_lead_no_more() -> None:
+    clock = ManualClock()
+    store = MemoryStateStore(clock)
+    leader = Leadership(store, clock, holder="a", lease_s=4.0)
+    assert not leader.may_lead()
+    await leader.take(pytest.fail)
+    await clock.sleep(3.9)
+    assert leader.may_lead()
+    await clock.sleep(0.1)
+    assert not leader.may_lead(), "as on waking up after any pause that is longer"
+    await leader.take(pytest.fail)
+    assert leader.may_lead(), "nobody took its place meanwhile"
 
 
 async def test_started_again_in_its_place_it_goes_on_without_waiting(stores: list[RedisStateStore]) -> None:

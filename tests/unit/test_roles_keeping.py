@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from neurons.exit_codes import ExitCode, exit_code_of
+from neurons.roles.keeping import Keeper
 from neurons.roles.orchestrator import Orchestrator
 from subnet import wire
 from subnet.adapters.memory import MemoryBlobStore, MemoryStateStore
-from subnet.errors import DamagedState, OtherVersion, StrataError, Superseded, TransientFailure
+from subnet.errors import DamagedState, InvariantBroken, OtherVersion, StrataError, Superseded, TransientFailure
 from subnet.orchestration import stored
 from subnet.orchestration.events import Created, encode_event
 from subnet.orchestration.segments import encode_segment, segment_key
@@ -144,6 +146,48 @@ def test_what_was_to_be_deleted_when_the_orchestrator_was_killed_is_deleted_by_t
         async with machine.started() as second:
             await machine.clock.sleep(5.0)
             assert await machine.blobs.size(frame) is None and not second.state.deletions
+
+    with_machine(story)
+
+
+def test_while_segments_wait_only_the_newest_state_does(caplog: pytest.LogCaptureFixture) -> None:
+    """A state weighs 100 MB with 1,000 miners, and the blob store may be away for a night."""
+    caplog.set_level("INFO", "strata.orchestrator")
+
+    async def story(machine: Machine) -> None:
+        (segment,), kept = machine.run.segments, list[int]()
+        keeper = Keeper(
+            journal=machine.store,
+            blobs=machine.blobs,
+            clock=machine.clock,
+            on_kept=lambda segment: kept.append(segment.index),
+        )
+        machine.blobs.is_away = True
+        running = asyncio.create_task(keeper.run())
+        for index in range(5):
+            number = await machine.store.append([b"%d" % index])
+            keeper.keep([dataclasses.replace(segment, index=index)], machine.run.state, at_record=number)
+            await machine.clock.sleep(1.0)
+        machine.blobs.is_away = False
+        await machine.clock.sleep(5.0)
+        await killed(running)
+        assert kept == list(range(5))
+        stored = [getattr(record, "at_record", None) for record in caplog.records if record.message == "state stored"]
+        assert stored == [1, 5]
+
+    with_machine(story)
+
+
+def test_a_segment_that_another_journal_made_is_not_taken_for_ones_own() -> None:
+    async def story(machine: Machine) -> None:
+        await machine.write_journal()
+        await machine.blobs.put(segment_key(RUN, 0), b"another segment")
+        with pytest.raises(BaseExceptionGroup) as found:
+            async with machine.started():
+                await machine.clock.sleep(5.0)
+        assert found.group_contains(InvariantBroken, match="segment 0 lies in the blob store already")
+        assert await machine.blobs.get(segment_key(RUN, 0)) == b"another segment"
+        assert await machine.store.get_state() is None
 
     with_machine(story)
 

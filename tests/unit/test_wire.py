@@ -109,6 +109,8 @@ def test_a_mutated_message_is_a_violation_or_a_message(at: int, removed: int, pu
         (b'{"request_id":"x","request":{"type":"UploadDone","epoch":NaN}}', "invalid"),
         (b'{"request_id":"\xff","request":{"type":"UploadDone","epoch":3}}', "utf-8"),
         (b"[" * 100_000, "decode"),
+        (b'{"request_id":"%s","request":{"type":"UploadDone","epoch":3}}' % (b"x" * 65), "length <= 64.*request_id"),
+        (b'{"request_id":"x","request":{"type":"Leave","num_open_samples":0,"session":"%s"}}' % (b"x" * 65), "session"),
     ],
 )
 def test_a_bad_message_says_what_and_where(body: bytes, words: str) -> None:

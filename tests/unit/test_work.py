@@ -204,8 +204,19 @@ def test_a_chain_is_not_rewritten(run: Run) -> None:
     assert run.refusal(lease.hops[0], request) == "chain"
 
 
-@pytest.mark.parametrize("change", [{"run_id": "other"}, {"epoch": Epoch(3)}, {"stage": StageIndex(2)}])
-def test_receipts_of_another_run_epoch_or_stage_are_refused(run: Run, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "other"},
+        {"epoch": Epoch(3)},
+        {"stage": StageIndex(2)},
+        {"input_digest": "0" * 65},
+        {"output_digest": "x" * 99},
+    ],
+)
+def test_receipts_of_another_run_epoch_or_stage_or_with_other_text_are_refused(
+    run: Run, change: dict[str, Any]
+) -> None:
     lease = first_lease(run)
     forward, _ = passes(lease, 0, 3)
     answer = run.post(lease.hops[0], msgspec.structs.replace(forward, **change))

@@ -19,6 +19,7 @@ from subnet.receipts import extend
 from subnet.training.checkpoint import STATE_KINDS, CheckpointState, read_checkpoint
 from subnet.training.neighbours import NO_NEIGHBOURS, Neighbours
 from subnet.training.pipeline import SampleKey, StageWorker
+from subnet.training.reachable import check_reachable
 from subnet.types import NO_DIGEST, Checkpoint, Digest, Direction, Measures, NumericMode, Receipt, StageIndex
 from subnet.validation.distance import Distance, Values, bf16_spacing, distance, ratio, relative
 from subnet.validation.evidence import Evidence
@@ -95,6 +96,7 @@ def _opened(config: RunConfig, stage: StageIndex, data: bytes, announced: Checkp
         raise ProtocolViolation(
             f"the checkpoint was taken at step {found.num_steps}, {announced.num_steps} was committed"
         )
+    check_reachable(config, stage, found)
     return found
 
 

@@ -85,6 +85,7 @@ class Validator:
         self._signed = _Signed()
         self._weights = PostedWeights(ports.chain)
         self.num_scored = 0
+        self._unposted: wire.PostScores | None = None
         self.num_verdicts = dict.fromkeys(Outcome, 0)
 
     def health(self) -> dict[str, object]:
@@ -277,6 +278,7 @@ class Validator:
         while True:
             try:
                 is_new = await self._score()
+                await self._post_scores()
                 if not is_new and await self._weights.renew() is not None:
                     log.info("weights set again", extra={"segment": self.num_scored - 1})
             except Refused as error:
@@ -310,16 +312,24 @@ class Validator:
             at_block = await self._weights.put(weights)
             log.info("weights set", extra={"segment": discovery.n - 1, "at_block": at_block, "miners": len(weights)})
         self.num_scored = discovery.n
-        await ports.control.call(
-            wire.PostScores(
-                segment=discovery.n - 1,
-                ledger_head=self.record.head,
-                scores={hotkey: score.score for hotkey, score in scored(self.record).items()},
-                weights=weights,
-            )
+        self._unposted = wire.PostScores(
+            segment=discovery.n - 1,
+            ledger_head=self.record.head,
+            scores={hotkey: score.score for hotkey, score in scored(self.record).items()},
+            weights=weights,
         )
-        await self._flag()
         return True
+
+    async def _post_scores(self) -> None:
+        """Say what weights were set from, and whom the record flags; again until it is heard. Raises TransientFailure."""
+        if self._unposted is None:
+            return
+        try:
+            await self._ports.control.call(self._unposted)
+        except Refused as error:
+            log.warning("scores not taken", extra={"reason": str(error)})
+        self._unposted = None
+        await self._flag()
 
     async def _flag(self) -> None:
         """Post whom CLASP flags by the newest published epoch. What does not get through is found again an epoch later."""

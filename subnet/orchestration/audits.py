@@ -299,6 +299,13 @@ def draw_evaluator(turn: Turn, epoch: Epoch, beacon: str) -> None:
         turn.state.evaluations[epoch] = Evaluation(validator=validator, snapshots=turn.state.snapshots)
 
 
+def forget_evaluations(turn: Turn, *, before: Epoch) -> None:
+    """Whose loss was not measured while its snapshots were there has none: the drawn validator would ask for them for ever."""
+    evaluations = turn.state.evaluations
+    for epoch in [epoch for epoch, found in evaluations.items() if epoch < before and found.loss is None]:
+        del evaluations[epoch]
+
+
 def post_evaluation(turn: Turn, sender: Hotkey, request: wire.PostEvaluation) -> wire.Response:
     """Record a held-out loss. Raises Refused when the sender was not drawn for it."""
     evaluation = turn.state.evaluations.get(request.epoch)

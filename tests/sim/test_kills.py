@@ -76,6 +76,12 @@ def test_the_orchestrator_is_away_for_longer_than_a_request_waits_when_miners_re
     assert not convicted(result)
 
 
+def test_scores_are_posted_again_when_the_orchestrator_was_away_for_longer_than_a_request_waits() -> None:
+    """Weights were set by then and are not set again, so nothing else brought the scores back; the run ends when all are there."""
+    result = simulate(plan_with(Kill(name="orchestrator", at_s=2.5, down_s=60.0, phase=Phase.FINISHED, epoch=2)), QUICK)
+    assert result.num_kills == 1
+
+
 def test_every_orchestrator_starts_from_the_state_that_the_one_before_stored() -> None:
     """What is left in the end is the whole state and a short journal, however long the run was."""
     kills = [Kill(name="orchestrator", at_s=0.2, down_s=1.0, phase=Phase.TRAINING, epoch=epoch) for epoch in range(3)]

@@ -41,6 +41,14 @@ SEAL_SLACK = 1
 """A verdict acknowledged while a segment is being sealed may stand in the next one."""
 
 
+_Job = tuple[Epoch, Hotkey, int] | None
+"""A segment to judge, or an epoch to evaluate: None, there is one at a time."""
+
+
+def _job(challenge: wire.Challenge | None) -> _Job:
+    return None if challenge is None else (challenge.epoch, challenge.hotkey, challenge.segment)
+
+
 @dataclass(frozen=True, slots=True)
 class ValidatorPorts:
     """Adapters of one validator, picked by the wiring or by the simulation."""
@@ -159,22 +167,28 @@ class Validator:
     # ---- audits and evaluation ---------------------------------------------------------------------------------
 
     async def _replay(self) -> None:
-        done: dict[tuple[Epoch, Hotkey, int], None] = {}
+        done: dict[_Job, None] = {}
+        interrupted: dict[_Job, int] = {}
         evaluated = -1
         while True:
             directive = self.directive
-            todo = [
-                c for c in (directive.challenges if directive else ()) if (c.epoch, c.hotkey, c.segment) not in done
-            ]
+            jobs: list[wire.Challenge | None] = []
+            if directive is not None:
+                jobs = [None] if directive.evaluate_epoch not in (None, evaluated) else []
+                jobs += [found for found in directive.challenges if _job(found) not in done]
+            if directive is None or not jobs:
+                await self._wait(POLL_S)
+                continue
+            # what cannot be had now, for whatever reason, holds up nothing else
+            job = min(jobs, key=lambda found: interrupted.get(_job(found), 0))
             try:
-                if directive is not None and directive.evaluate_epoch not in (None, evaluated):
+                if job is None:
                     evaluated = await self._evaluate(directive)
-                elif todo:
-                    await self._audit(todo[0])
-                    done[todo[0].epoch, todo[0].hotkey, todo[0].segment] = None
                 else:
-                    await self._wait(POLL_S)
+                    await self._audit(job)
+                    done[_job(job)] = None
             except (TransientFailure, NotFound, ProtocolViolation) as error:
+                interrupted[_job(job)] = interrupted.get(_job(job), 0) + 1
                 log.warning("audit interrupted", extra={"reason": str(error)})
                 await self._ports.clock.sleep(RETRY_S)
 

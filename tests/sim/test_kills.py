@@ -77,7 +77,7 @@ def test_the_orchestrator_is_away_for_longer_than_a_request_waits_when_miners_re
 
 
 def test_scores_are_posted_again_when_the_orchestrator_was_away_for_longer_than_a_request_waits() -> None:
-    """Weights were set by then and are not set again, so nothing else brought the scores back; the run ends when all are there."""
+    """Weights were set by then and are not set again, so nothing brought the scores back. The run ends when all are there."""
     result = simulate(plan_with(Kill(name="orchestrator", at_s=2.5, down_s=60.0, phase=Phase.FINISHED, epoch=2)), QUICK)
     assert result.num_kills == 1
 

@@ -20,7 +20,7 @@ from subnet.frames import digest
 from subnet.inference.published import published_loss
 from subnet.lanes import lanes
 from subnet.model.partition import num_elements
-from subnet.orchestration.invariants import check_record
+from subnet.orchestration.invariants import check_cases, check_record
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.neighbours import Neighbours, open_neighbours
@@ -320,6 +320,7 @@ class Validator:
         if self.record.num_segments != discovery.n or self.record.head != discovery.s:
             raise InvariantBroken(f"the ledger's head after segment {discovery.n - 1} is not the one on chain")
         check_record(self.record.entries, lanes(self._config))
+        check_cases(self.record.entries, self._config.audit)
         self._check_own_verdicts()
         weights = weighted(self.record, burn_hotkey=self._owner)
         if weights:

@@ -47,7 +47,7 @@ async def _serve(connection: Connection, directory: Path, hotkeys: list[Hotkey])
     for hotkey in hotkeys:
         endpoint = Endpoint(host="127.0.0.1", port=1)
         state.members[hotkey] = Member(hotkey, STAGE, endpoint, NumericMode.FP32, session="", first_epoch=EPOCH)
-    desk = Desk(state=state, signer=OWNER, blobs=blobs, clock=clock)
+    desk = Desk(state=lambda: state, signer=OWNER, blobs=blobs, clock=clock)
     copies: dict[int, list[BlobRef]] = {}
 
     async def handle(sender: Hotkey, envelope: wire.Envelope) -> wire.Response:

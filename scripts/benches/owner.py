@@ -70,7 +70,13 @@ async def _serve_on(
     blobs = DirectoryBlobStore(directory / "blobs", f"{url}/v1/blobs", secret=secrets.token_bytes(32), clock=clock)
     config = msgspec.json.decode(created.config_json, type=RunConfig)
     ports = OrchestratorPorts(
-        signer=OWNER, store=store, blobs=blobs, chain=chain.view(OWNER.hotkey), compute=ThreadCompute(), clock=clock
+        signer=OWNER,
+        store=store,
+        blobs=blobs,
+        chain=chain.view(OWNER.hotkey),
+        compute=ThreadCompute(),
+        clock=clock,
+        may_lead=lambda: True,
     )
     refereeing = Refereeing(config, ports, created.run_id)
     orchestrator = Orchestrator(

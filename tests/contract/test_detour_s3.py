@@ -71,7 +71,7 @@ async def test_a_frame_goes_through_a_real_bucket_and_leaves_nothing_there(s3_bu
         lease, stage=StageIndex(1), direction=Direction.FORWARD, shape=CONFIG.wire_shape, payload=payload
     )
     called = asyncio.Event()
-    relay = Relay(config=CONFIG, state=run.state, blobs=store, clock=CLOCK, wake=called.set)
+    relay = Relay(config=CONFIG, state=lambda: run.state, blobs=store, clock=CLOCK, wake=called.set)
     sending, receiving = (SIGNERS[hotkey] for hotkey in lease.hops[:2])
     async with orchestrating(relay) as url, open_session() as session:
 

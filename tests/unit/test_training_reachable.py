@@ -41,7 +41,7 @@ def state_of(optimizer: InnerOptimizer) -> CheckpointState:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     scales=st.lists(st.sampled_from([0.0, 1e-30, 1e-20, 1e-8, 1e-3, 1.0, 1e6, 1e30]), min_size=1, max_size=30),
     optimizer=st.sampled_from(list(OptimizerKind)),

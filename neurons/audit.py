@@ -120,6 +120,7 @@ def _compared(history: History, on_chain: OnChain) -> list[Finding]:
     return [
         checks.check_invariants(history),
         checks.check_verdicts(history, _VERIFY),
+        checks.check_outcomes(history),
         checks.check_commit_roots(history),
         trust_checks.check_audit_draws(history),
         limit_checks.check_limits(history),

@@ -12,7 +12,7 @@ from subnet import receipts, wire
 from subnet.config import RunConfig
 from subnet.errors import InvariantBroken
 from subnet.lanes import lanes
-from subnet.orchestration.invariants import check_record
+from subnet.orchestration.invariants import check_cases, check_record
 from subnet.orchestration.ledger import GENESIS_HEAD, EpochPublished, RootCommitted, ScoresPosted, VerdictRecorded
 from subnet.receipts import verdict_bytes
 from subnet.types import Digest, Epoch, Hotkey, Metagraph, Uid
@@ -109,6 +109,20 @@ def check_verdicts(history: History, verify: Verify) -> Finding:
             return Finding(name=name, holds=False, detail=detail)
         count += 1
     return Finding(name=name, holds=True, detail=f"{count} verdicts")
+
+
+def check_outcomes(history: History) -> Finding:
+    """Every audit was closed as its verdicts say: no pass and no ban by the orchestrator's word alone (trust.md 1.5)."""
+    name = "every audit was closed as its verdicts and absences say"
+    created = history.record.accounts.created
+    if created is None:
+        return Finding(name=name, holds=False, detail="the record does not begin with the run's creation")
+    config = msgspec.json.decode(created.config_json, type=RunConfig)
+    try:
+        num_closed = check_cases(history.record.entries, config.audit)
+    except InvariantBroken as error:
+        return Finding(name=name, holds=False, detail=str(error))
+    return Finding(name=name, holds=True, detail=f"{num_closed} audits")
 
 
 def check_commit_roots(history: History) -> Finding:

@@ -7,6 +7,7 @@ Where stages train apart nobody is judged: a sample's loss is the word of the on
 share in it. There audits alone protect, and they recompute every loss they look at.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,10 @@ BLOCKS_PER_EPOCH = 4
 """Within a block the loss is taken to be level."""
 
 
+WORST = 2.0
+"""Largest loss that counts, over that of guessing any token alike."""
+
+
 class Window(NamedTuple):
     """What the record says of the samples that are looked at together. `stages` lists the hotkeys that worked in each stage."""
 
@@ -41,11 +46,11 @@ def find_flags(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> tuple[F
 
 def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window | None:
     """Effects fitted to the window's published epochs up to `epoch`; None when no sample has a loss, or no loss is shared."""
-    first = _window_start(epoch, config)
+    first, run = _window_start(epoch, config), _run_config(accounts)
     found = [account for account in accounts.published() if first <= account.epoch <= epoch]
     window = [account.pathway_losses() for account in found]
-    losses = [loss for epoch_losses in window for loss in epoch_losses]
-    if not losses or not _is_loss_shared(accounts):
+    losses = [_bounded(loss, run) for epoch_losses in window for loss in epoch_losses]
+    if not losses or lanes(run).count > 1:
         return None
     blocks = [
         BLOCKS_PER_EPOCH * at + place * BLOCKS_PER_EPOCH // len(epoch_losses)
@@ -67,10 +72,17 @@ def open_window(accounts: Accounts, epoch: Epoch, config: ClaspConfig) -> Window
     return Window(epochs=tuple(account.epoch for account in found), stages=stages, attribution=attribution)
 
 
-def _is_loss_shared(accounts: Accounts) -> bool:
-    """Whether every sample passes through every stage."""
-    created = accounts.created
-    return created is None or lanes(msgspec.json.decode(created.config_json, type=RunConfig)).count == 1
+def _run_config(accounts: Accounts) -> RunConfig:
+    return msgspec.json.decode(accounts.created.config_json, type=RunConfig) if accounts.created else RunConfig()
+
+
+def _bounded(said: PathwayLoss, run: RunConfig) -> PathwayLoss:
+    """A loss is its last miner's word and may be any number: two of 1e308 have no sum, one of 1e200 hides all others' harm.
+
+    From twice as bad as not knowing anything on, worse makes no difference; whoever says so often is flagged all the same.
+    """
+    loss = min(max(said.loss, 0.0), WORST * math.log(run.model.vocab_size))
+    return said if loss == said.loss else msgspec.structs.replace(said, loss=loss)
 
 
 def _window_start(epoch: Epoch, config: ClaspConfig) -> int:

@@ -172,7 +172,7 @@ def replay(unit: Unit, setting: Setting, segments: list[Recording]) -> list[Row]
     corpus = make_corpus(config)
     rows = []
     for made in segments:
-        found = replay_passes(config, made.challenge, made.start, made.end, made.evidence, corpus, setting.mode)
+        found = replay_passes(config, made, corpus, setting.mode)
         measures = found.summary()
         outcome, reason = judge(measures, config.audit)
         rows.append(

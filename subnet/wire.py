@@ -441,6 +441,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 _decoders: dict[object, msgspec.json.Decoder[object]] = {}
+_msgpack = msgspec.msgpack.Encoder()
 
 
 def encode(message: object) -> bytes:
@@ -454,9 +455,14 @@ def decode(kind: type[T], body: bytes, *, limit_bytes: int = REQUEST_LIMIT_BYTES
         raise ProtocolViolation(f"message of {len(body)} bytes, limit {limit_bytes}")
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        return decoder.decode(body)  # type: ignore[return-value]  # the decoder is built from `kind`
+        found = decoder.decode(body)
+        _msgpack.encode(found)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(f"message does not decode: {error}") from error
+    except OverflowError as error:
+        # JSON has integers of any size, and what is stored of a message is msgpack
+        raise ProtocolViolation(f"message holds an integer of more than 64 bits: {error}") from error
+    return found  # type: ignore[return-value]  # the decoder is built from `kind`
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

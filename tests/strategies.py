@@ -10,6 +10,7 @@ import numpy.typing as npt
 from neurons.roles.ports import MinerPorts
 from neurons.roles.validator import ValidatorPorts
 from subnet import receipts, wire
+from subnet.adapters.memory import MemoryBlobs
 from subnet.config import RunConfig
 from subnet.draws import uniform
 from subnet.errors import Backpressure
@@ -224,6 +225,30 @@ def storing_zeros(
         return replace(ports, control=liar, blobs=liar)
 
     return make
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherBytes:
+    """Announces every object as it is and stores zeros in the place of some, as a bucket that binds no digest allows."""
+
+    blobs: Blobs
+    kind: str
+
+    async def put(self, url: str, data: bytes) -> None:
+        assert isinstance(self.blobs, MemoryBlobs)
+        grant = self.blobs._store.redeem(url, method="PUT")
+        await self.blobs._store.put(grant.key, bytes(len(data)) if f"/{self.kind}/" in grant.key else data)
+
+    async def get_into(self, url: str, buffer: memoryview, *, start: int = 0) -> int:
+        return await self.blobs.get_into(url, buffer, start=start)
+
+    async def get(self, url: str, *, start: int = 0, size_bytes: int | None = None, limit_bytes: int) -> bytes:
+        return await self.blobs.get(url, start=start, size_bytes=size_bytes, limit_bytes=limit_bytes)
+
+
+def storing_other_bytes(kind: str) -> Callable[[MinerPorts], MinerPorts]:
+    """Reports the right digest of its objects of a kind, and stores something else under it."""
+    return lambda ports: replace(ports, blobs=_OtherBytes(ports.blobs, kind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ def _record_findings(evidence: Evidence, verify: Verify) -> Iterator[Finding]:
     yield evidence.whole
     yield checks.check_invariants(history)
     yield checks.check_verdicts(history, verify)
+    yield checks.check_outcomes(history)
     yield checks.check_commit_roots(history)
     yield trust_checks.check_audit_draws(history)
     yield limit_checks.check_limits(history)

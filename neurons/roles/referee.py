@@ -5,9 +5,10 @@ from collections.abc import Callable
 from functools import partial
 
 from neurons.roles.ports import OrchestratorPorts
-from neurons.roles.shards import Reduced, reduced
+from neurons.roles.shards import Reduced, copies, reduced
 from subnet import wire
 from subnet.config import RunConfig
+from subnet.errors import NotFound, TransientFailure
 from subnet.frames import digest
 from subnet.merging.upload import to_vector
 from subnet.orchestration.events import (
@@ -74,11 +75,25 @@ class Referee:
         merge, compute = self._config.merge, self._ports.compute
         return await reduced(plan, plan.shards[shard], get_slice, merge=merge, compute=compute)
 
+    async def _merged(self, plan: wire.MergePlan, shard: wire.ReducedShard) -> bytes | memoryview:
+        """A merged shard as it was announced, or where no reducer stored that, the orchestrator's own sum."""
+        for ref in (shard.ref, *copies(plan, shard)):
+            try:
+                data = await self._ports.blobs.get(ref.key)
+            except NotFound:
+                continue
+            if await self._ports.compute.run(partial(digest, data)) == ref.digest:
+                return data
+            log.warning("merged shard is not what was announced", extra={"key": ref.key})
+        return (await self._reduced(plan, shard.shard)).data
+
     async def outer(self, effect: RefereeOuter) -> OuterRefereed:
         """Apply the outer step to the previous snapshot. Raises NotFound, TransientFailure."""
         num_elements = effect.plan.num_elements
         previous = await self._ports.blobs.get(effect.previous.key)
-        parts = [await self._ports.blobs.get(shard.ref.key) for shard in effect.merged]
+        if await self._ports.compute.run(partial(digest, previous)) != effect.previous.digest:
+            raise TransientFailure(f"{effect.previous.key} holds other bytes than were published: restore the object")
+        parts = [await self._merged(effect.plan, shard) for shard in effect.merged]
 
         def apply() -> bytes:
             params, momentum = decode_snapshot(previous, num_elements)

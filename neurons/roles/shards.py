@@ -11,6 +11,7 @@ from subnet.errors import ProtocolViolation
 from subnet.merging.reduce import reduce_shard
 from subnet.merging.schedule import ITEM_BYTES
 from subnet.merging.upload import check_chunks, to_buffer, to_vector
+from subnet.orchestration.objects import copy_key
 from subnet.ports import Compute
 from subnet.types import BlobRef, Hotkey
 
@@ -24,6 +25,16 @@ class Reduced:
 
     data: memoryview
     left_out: tuple[Hotkey, ...] = ()
+
+
+def copies(plan: wire.MergePlan, merged: wire.ReducedShard) -> list[BlobRef]:
+    """Where else the merged shard should lie: as the other reducer stored it.
+
+    A bucket binds the size of an object and not its digest, so under the accepted key may lie what its owner liked.
+    """
+    keys = [copy_key(merged.ref.key, hotkey=hotkey) for hotkey in plan.shards[merged.shard].reducers]
+    ref = merged.ref
+    return [BlobRef(key=key, digest=ref.digest, size_bytes=ref.size_bytes) for key in keys if key != ref.key]
 
 
 async def reduced(

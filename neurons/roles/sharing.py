@@ -1,5 +1,6 @@
 """A miner's part in committing and merging an epoch, and in answering challenges (papers.md A6, trust.md 1 and 5)."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from neurons.roles.books import Books
-from neurons.roles.shards import reduced
+from neurons.roles.shards import GetSlice, copies, reduced
 from subnet import wire
 from subnet.config import RunConfig
 from subnet.errors import NotFound, ProtocolViolation
@@ -19,6 +20,8 @@ from subnet.merging.upload import chunk_digests, to_bytes, to_vector, upload_dig
 from subnet.ports import Blobs, Compute, Control
 from subnet.training.outer import decode_snapshot, encode_snapshot, keep_params, outer_step, pseudo_gradient
 from subnet.types import BlobRef, Digest, Epoch, Hotkey
+
+log = logging.getLogger("strata.miner")
 
 Vector = npt.NDArray[np.float32]
 
@@ -123,13 +126,20 @@ class Sharing:
         """Reduce, store and report every shard that is ours."""
         count = self._count(plan.epoch, plan)
         mine = [shard for shard in plan.shards if self._hotkey in shard.reducers]
-        urls = dict(
-            zip(
-                [upload.ref.key for upload in plan.uploads],
-                await self.urls([upload.ref for upload in plan.uploads]),
-                strict=True,
-            )
-        )
+        get_slice = await self._reader(plan)
+        count.num_miners = len(plan.uploads)
+        for shard in mine:
+            found = await reduced(plan, shard, get_slice, merge=self._config.merge, compute=self._compute)
+            name = f"s{plan.stage}-{shard.shard}"
+            ref = await self.put("shard", epoch=plan.epoch, name=name, data=bytes(found.data))
+            count.sent += len(found.data)
+            ours = (wire.ReducedShard(shard=shard.shard, ref=ref),)
+            await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=ours, left_out=found.left_out))
+
+    async def _reader(self, plan: wire.MergePlan) -> GetSlice:
+        """Reads parts of the uploads of a merge."""
+        count, refs = self._count(plan.epoch, plan), [upload.ref for upload in plan.uploads]
+        urls = dict(zip([ref.key for ref in refs], await self.urls(refs), strict=True))
 
         async def get_slice(ref: BlobRef, start: int, size_bytes: int) -> memoryview:
             buffer = np.empty(size_bytes, np.uint8).data
@@ -138,14 +148,7 @@ class Sharing:
             self.moved.received["upload"] += num_received
             return buffer[:num_received]
 
-        count.num_miners = len(plan.uploads)
-        for shard in mine:
-            found = await reduced(plan, shard, get_slice, merge=self._config.merge, compute=self._compute)
-            name = f"s{plan.stage}-{shard.shard}"
-            ref = await self.put("shard", epoch=plan.epoch, name=name, data=bytes(found.data))
-            count.sent += len(found.data)
-            copies = (wire.ReducedShard(shard=shard.shard, ref=ref),)
-            await self._control.call(wire.ReportReduced(epoch=plan.epoch, shards=copies, left_out=found.left_out))
+        return get_slice
 
     def _count(self, epoch: Epoch, plan: wire.MergePlan) -> MergeBytes:
         """This epoch's counters; a process that restarted after its upload begins without it."""
@@ -159,15 +162,37 @@ class Sharing:
             raise ProtocolViolation(f"{len(merged)} merged shards do not make the {len(plan.shards)} of the plan")
         urls = await self.urls([shard.ref for shard in merged])
         data = np.empty(plan.num_elements * ITEM_BYTES, np.uint8).data
-        count = self._count(plan.epoch, plan)
         for place, shard, url in zip(plan.shards, merged, urls, strict=True):
             part = data[place.start * ITEM_BYTES : place.stop * ITEM_BYTES]
-            size_bytes = await self._blobs.get_into(url, part)
-            count.received += size_bytes
-            self.moved.received["shard"] += size_bytes
-            if await self._compute.run(partial(digest, part[:size_bytes])) != shard.ref.digest:
-                raise ProtocolViolation(f"object {shard.ref.key} is not the one announced")
+            if not await self._fill(plan, shard.ref, url, part):
+                await self._find(plan, shard, part)
         return await self._compute.run(lambda: to_vector(data, plan.num_elements))
+
+    async def _fill(self, plan: wire.MergePlan, ref: BlobRef, url: str, part: memoryview) -> bool:
+        """Download a merged shard into its place; whether it is what was announced. Raises TransientFailure."""
+        try:
+            size_bytes = await self._blobs.get_into(url, part)
+        except (NotFound, ProtocolViolation) as error:
+            log.warning("merged shard cannot be had", extra={"key": ref.key, "reason": str(error)})
+            return False
+        self._count(plan.epoch, plan).received += size_bytes
+        self.moved.received["shard"] += size_bytes
+        is_true = await self._compute.run(partial(digest, part[:size_bytes])) == ref.digest
+        if not is_true:
+            log.warning("merged shard is not what was announced", extra={"key": ref.key})
+        return is_true
+
+    async def _find(self, plan: wire.MergePlan, shard: wire.ReducedShard, part: memoryview) -> None:
+        """The shard as another reducer stored it; else our own sum, where that is it. Raises ProtocolViolation."""
+        others = copies(plan, shard)
+        for ref, url in zip(others, await self.urls(others), strict=True):
+            if await self._fill(plan, ref, url, part):
+                return
+        get_slice = await self._reader(plan)
+        own = await reduced(plan, plan.shards[shard.shard], get_slice, merge=self._config.merge, compute=self._compute)
+        if await self._compute.run(partial(digest, own.data)) != shard.ref.digest:
+            raise ProtocolViolation(f"nobody has shard {shard.shard} of stage {plan.stage} as it was announced")
+        part[:] = own.data
 
     async def apply_outer(self, anchor: Anchor, plan: wire.MergePlan, merged: Vector) -> bytes:
         """Take the outer step with a merged pseudo-gradient; returns the snapshot's bytes."""

@@ -15,7 +15,7 @@ from subnet.model.partition import num_elements
 from subnet.orchestration.late import max_staleness
 from subnet.training.neighbours import open_neighbours
 from subnet.training.pipeline import StageWorker
-from subnet.types import Epoch
+from subnet.types import BlobRef, Epoch
 
 log = logging.getLogger("strata.miner")
 
@@ -30,6 +30,8 @@ class HeldStage:
     posting: asyncio.Lock
     anchor: Anchor | None = None
     prepared_epoch: int = -1
+    ready_epoch: int = -1
+    """The epoch for which the orchestrator knows that this stage is ready."""
     upload: bytes = b""
     committed_epoch: int = -1
     uploaded_epoch: int = -1
@@ -51,8 +53,18 @@ class Starting:
         Raises Refused, NotFound, TransientFailure, ProtocolViolation: then nothing is trained on.
         """
         epoch, snapshot = directive.epoch, directive.snapshot
-        if snapshot is None or stage.prepared_epoch == epoch:
+        if snapshot is None:
             return
+        if stage.prepared_epoch != epoch:
+            await self._load(directive, stage, snapshot)
+        if stage.ready_epoch != epoch and stage.anchor is not None:
+            # again until it is heard: an epoch begins with those who said so, and not at all while nobody has
+            await self._ports.control.call(wire.Ready(epoch=epoch, anchor=stage.anchor.digest))
+            stage.ready_epoch = epoch
+
+    async def _load(self, directive: wire.Directive, stage: HeldStage, snapshot: BlobRef) -> None:
+        """Come to where the epoch begins, or to where an earlier process was in it."""
+        epoch = directive.epoch
         await self._hand_in_late(epoch, stage)
         if stage.anchor is None or stage.anchor.digest != snapshot.digest:
             count = num_elements(self._config, stage.books.stage)
@@ -66,7 +78,6 @@ class Starting:
         stage.upload = b""
         stage.bench.begin(epoch)
         stage.prepared_epoch = epoch
-        await self._ports.control.call(wire.Ready(epoch=epoch, anchor=anchor.digest))
 
     async def _hand_in_late(self, epoch: Epoch, stage: HeldStage) -> None:
         """What was committed and could not be uploaded before its epoch ended may still be merged (papers.md B3)."""
@@ -107,6 +118,6 @@ class Starting:
             if isinstance(answer, wire.Resumed):
                 stage.books.acknowledged(answer.num_receipts)
         stage.bench.begin(directive.epoch)
-        stage.prepared_epoch = directive.epoch
+        stage.prepared_epoch = stage.ready_epoch = directive.epoch  # in the roster, so ready it was
         log.info("resumed", extra={"epoch": directive.epoch, "receipts": stage.books.num_receipts})
         return True

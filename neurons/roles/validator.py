@@ -20,7 +20,7 @@ from subnet.frames import digest
 from subnet.inference.published import published_loss
 from subnet.lanes import lanes
 from subnet.model.partition import num_elements
-from subnet.orchestration.invariants import check_record
+from subnet.orchestration.invariants import check_cases, check_record
 from subnet.orchestration.ledger import VerdictRecorded
 from subnet.ports import Blobs, Chain, Clock, Compute, Control, Corpus, PublicRecord, Signer
 from subnet.training.neighbours import Neighbours, open_neighbours
@@ -39,6 +39,14 @@ REFUSED_S = 30.0
 HELDOUT_BATCHES = 8
 SEAL_SLACK = 1
 """A verdict acknowledged while a segment is being sealed may stand in the next one."""
+
+
+_Job = tuple[Epoch, Hotkey, int] | None
+"""A segment to judge, or an epoch to evaluate: None, there is one at a time."""
+
+
+def _job(challenge: wire.Challenge | None) -> _Job:
+    return None if challenge is None else (challenge.epoch, challenge.hotkey, challenge.segment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ class Validator:
         self._signed = _Signed()
         self._weights = PostedWeights(ports.chain)
         self.num_scored = 0
+        self._unposted: wire.PostScores | None = None
         self.num_verdicts = dict.fromkeys(Outcome, 0)
 
     def health(self) -> dict[str, object]:
@@ -158,22 +167,28 @@ class Validator:
     # ---- audits and evaluation ---------------------------------------------------------------------------------
 
     async def _replay(self) -> None:
-        done: dict[tuple[Epoch, Hotkey, int], None] = {}
+        done: dict[_Job, None] = {}
+        interrupted: dict[_Job, int] = {}
         evaluated = -1
         while True:
             directive = self.directive
-            todo = [
-                c for c in (directive.challenges if directive else ()) if (c.epoch, c.hotkey, c.segment) not in done
-            ]
+            jobs: list[wire.Challenge | None] = []
+            if directive is not None:
+                jobs = [None] if directive.evaluate_epoch not in (None, evaluated) else []
+                jobs += [found for found in directive.challenges if _job(found) not in done]
+            if directive is None or not jobs:
+                await self._wait(POLL_S)
+                continue
+            # what cannot be had now, for whatever reason, holds up nothing else
+            job = min(jobs, key=lambda found: interrupted.get(_job(found), 0))
             try:
-                if directive is not None and directive.evaluate_epoch not in (None, evaluated):
+                if job is None:
                     evaluated = await self._evaluate(directive)
-                elif todo:
-                    await self._audit(todo[0])
-                    done[todo[0].epoch, todo[0].hotkey, todo[0].segment] = None
                 else:
-                    await self._wait(POLL_S)
+                    await self._audit(job)
+                    done[_job(job)] = None
             except (TransientFailure, NotFound, ProtocolViolation) as error:
+                interrupted[_job(job)] = interrupted.get(_job(job), 0) + 1
                 log.warning("audit interrupted", extra={"reason": str(error)})
                 await self._ports.clock.sleep(RETRY_S)
 
@@ -277,6 +292,7 @@ class Validator:
         while True:
             try:
                 is_new = await self._score()
+                await self._post_scores()
                 if not is_new and await self._weights.renew() is not None:
                     log.info("weights set again", extra={"segment": self.num_scored - 1})
             except Refused as error:
@@ -304,22 +320,31 @@ class Validator:
         if self.record.num_segments != discovery.n or self.record.head != discovery.s:
             raise InvariantBroken(f"the ledger's head after segment {discovery.n - 1} is not the one on chain")
         check_record(self.record.entries, lanes(self._config))
+        check_cases(self.record.entries, self._config.audit)
         self._check_own_verdicts()
         weights = weighted(self.record, burn_hotkey=self._owner)
         if weights:
             at_block = await self._weights.put(weights)
             log.info("weights set", extra={"segment": discovery.n - 1, "at_block": at_block, "miners": len(weights)})
         self.num_scored = discovery.n
-        await ports.control.call(
-            wire.PostScores(
-                segment=discovery.n - 1,
-                ledger_head=self.record.head,
-                scores={hotkey: score.score for hotkey, score in scored(self.record).items()},
-                weights=weights,
-            )
+        self._unposted = wire.PostScores(
+            segment=discovery.n - 1,
+            ledger_head=self.record.head,
+            scores={hotkey: score.score for hotkey, score in scored(self.record).items()},
+            weights=weights,
         )
-        await self._flag()
         return True
+
+    async def _post_scores(self) -> None:
+        """Say what weights were set from, and whom the record flags; again until it is heard. Raises TransientFailure."""
+        if self._unposted is None:
+            return
+        try:
+            await self._ports.control.call(self._unposted)
+        except Refused as error:
+            log.warning("scores not taken", extra={"reason": str(error)})
+        self._unposted = None
+        await self._flag()
 
     async def _flag(self) -> None:
         """Post whom CLASP flags by the newest published epoch. What does not get through is found again an epoch later."""

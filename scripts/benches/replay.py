@@ -67,16 +67,7 @@ def bench(scale: float) -> list[Line]:
                 "work": functools.partial(cpu_timed, functools.partial(work_again, config, made)),
                 "replay": functools.partial(
                     cpu_timed,
-                    functools.partial(
-                        replay_segment,
-                        config,
-                        made.challenge,
-                        made.start,
-                        made.end,
-                        made.evidence,
-                        corpus,
-                        NumericMode.FP32,
-                    ),
+                    functools.partial(replay_segment, config, made, corpus, NumericMode.FP32),
                 ),
             },
             repeats=max(1, round(2 * scale)),

@@ -29,6 +29,8 @@ from subnet.types import NO_DIGEST, Direction, Epoch, Hotkey, Outcome
 
 PROBATION_PROBABILITY = 0.5
 """Lowest audit probability of a miner on probation (trust.md 3)."""
+FAILS_TO_CONVICT = 2
+"""Validators that must find the same segment to fail."""
 END_SHARE = 0.25
 """Chance that the last segment of an epoch is drawn outright, and as much for the first: only there does it show whether a
 miner uploads what it trained, and whether it trained from what was published."""
@@ -204,7 +206,7 @@ def post_verdict(turn: Turn, sender: Hotkey, request: wire.PostVerdict) -> wire.
 def _settle(turn: Turn, case: Case) -> None:
     outcomes = [verdict.outcome for verdict in case.verdicts]
     num_fails, num_passes = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.PASS)
-    if num_fails >= 2:
+    if num_fails >= FAILS_TO_CONVICT:
         _close(turn, case, Outcome.FAIL)
     elif num_passes > num_fails:
         _close(turn, case, Outcome.PASS)
@@ -297,6 +299,13 @@ def draw_evaluator(turn: Turn, epoch: Epoch, beacon: str) -> None:
     if live:
         validator = draws.chosen(live, 1, beacon, "evaluator", epoch)[0]
         turn.state.evaluations[epoch] = Evaluation(validator=validator, snapshots=turn.state.snapshots)
+
+
+def forget_evaluations(turn: Turn, *, before: Epoch) -> None:
+    """Whose loss was not measured while its snapshots were there has none: the drawn validator would ask for them for ever."""
+    evaluations = turn.state.evaluations
+    for epoch in [epoch for epoch, found in evaluations.items() if epoch < before and found.loss is None]:
+        del evaluations[epoch]
 
 
 def post_evaluation(turn: Turn, sender: Hotkey, request: wire.PostEvaluation) -> wire.Response:

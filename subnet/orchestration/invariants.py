@@ -2,11 +2,23 @@
 
 from collections.abc import Iterable
 
+from subnet.config import AuditConfig
 from subnet.errors import InvariantBroken
 from subnet.lanes import Lanes
-from subnet.orchestration.ledger import Credited, Entry, EpochPublished, EpochStarted, Leased, Voided
+from subnet.orchestration.audits import FAILS_TO_CONVICT
+from subnet.orchestration.ledger import (
+    Absent,
+    CaseClosed,
+    Credited,
+    Entry,
+    EpochPublished,
+    EpochStarted,
+    Leased,
+    VerdictRecorded,
+    Voided,
+)
 from subnet.orchestration.state import State
-from subnet.types import Hotkey, SampleId
+from subnet.types import Hotkey, Outcome, SampleId, Verdict
 
 
 def check_state(state: State) -> None:
@@ -93,6 +105,64 @@ def _check_void(seq: int, fact: Voided, credited: dict[tuple[int, SampleId, int]
         holders = [credited.get((fact.epoch, sample, stage)) for stage in lanes.of_sample(sample)]
         if fact.hotkey not in holders:
             raise InvariantBroken(f"event {seq}: sample {sample} is voided but was never credited")
+
+
+class _Cases:
+    """What verdicts and absences on record come to, as far as it was read."""
+
+    def __init__(self, audit: AuditConfig) -> None:
+        self._audit = audit
+        self._verdicts: dict[tuple[int, Hotkey, int], dict[Hotkey, Outcome]] = {}
+        self._absent_in: dict[Hotkey, list[int]] = {}
+        self._failed_by_absence: dict[tuple[int, Hotkey, int], bool] = {}
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        if verdict.validator != verdict.hotkey:  # nobody audits itself
+            key = verdict.epoch, verdict.hotkey, verdict.segment
+            self._verdicts.setdefault(key, {}).setdefault(verdict.validator, verdict.outcome)
+
+    def add_absence(self, fact: Absent) -> None:
+        window = self._audit.absence_window_epochs
+        recent = [epoch for epoch in self._absent_in.get(fact.hotkey, []) if epoch > fact.epoch - window]
+        self._absent_in[fact.hotkey] = [*recent, int(fact.epoch)]
+        is_fail = len(recent) + 1 >= self._audit.absences_to_fail
+        self._failed_by_absence[fact.epoch, fact.hotkey, fact.segment] = is_fail
+
+    def follows(self, fact: CaseClosed) -> bool:
+        key = fact.epoch, fact.hotkey, fact.segment
+        outcomes = list(self._verdicts.get(key, {}).values())
+        num_fails, num_passes = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.PASS)
+        match Outcome(fact.outcome):
+            case Outcome.FAIL:
+                return num_fails >= FAILS_TO_CONVICT or self._failed_by_absence.get(key, False)
+            case Outcome.PASS:
+                return num_passes > num_fails
+            case Outcome.INCONCLUSIVE:
+                return num_fails < FAILS_TO_CONVICT and num_passes <= num_fails
+
+
+def check_cases(entries: Iterable[Entry], audit: AuditConfig) -> int:
+    """Every audit was closed as its verdicts and absences on record say; returns how many were. Raises InvariantBroken.
+
+    The orchestrator writes down what a case comes to, and is not believed: a ban needs two validators, or absences.
+    """
+    cases, num_closed = _Cases(audit), 0
+    for entry in entries:
+        match entry.fact:
+            case VerdictRecorded():
+                cases.add_verdict(entry.fact.verdict)
+            case Absent():
+                cases.add_absence(entry.fact)
+            case CaseClosed():
+                num_closed += 1
+                if not cases.follows(entry.fact):
+                    raise InvariantBroken(
+                        f"event {entry.seq}: the audit of {entry.fact.hotkey} in epoch {entry.fact.epoch} is closed with"
+                        f" {entry.fact.outcome}, which its verdicts and absences do not come to"
+                    )
+            case _:
+                pass
+    return num_closed
 
 
 def check_weights(weights: dict[Hotkey, float]) -> None:

@@ -326,6 +326,7 @@ def _maybe_publish(turn: Turn) -> None:
     audits.forget_old_cases(turn)
     flags.forget_old_flags(turn)
     retention.delete_old(turn, current.epoch)
+    audits.forget_evaluations(turn, before=Epoch(state.epoch - retention.EPOCHS_KEPT + 1))
     num_epochs = turn.config.training.num_epochs
     if num_epochs and state.epoch >= num_epochs:
         # no beacon follows the last epoch; the record's head holds what nobody could foresee, the times of all events

@@ -17,6 +17,12 @@ def object_key(run_id: str, *, epoch: int, hotkey: str, kind: str, name: str, co
     return f"{folder(run_id, epoch=epoch, kind=kind)}/{hotkey}/{name}-{content}"
 
 
+def copy_key(key: str, *, hotkey: str) -> str:
+    """Where another's object lies that has the same kind, name and content as the one under `key`."""
+    *before, _, name = key.split("/")
+    return "/".join((*before, hotkey, name))
+
+
 def folder(run_id: str, *, epoch: int, kind: str) -> str:
     """What the keys of an epoch's objects of one kind begin with."""
     return f"{epoch_folder(run_id, epoch=epoch)}/{kind}"

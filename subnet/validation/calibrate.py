@@ -176,9 +176,7 @@ def _noise_between(config: RunConfig, corpus: Corpus, *, made_in: NumericMode, r
     replays: list[Replayed] = []
     for made in reference_segments(config, corpus, made_in):
         neighbours = fresh_neighbours(config, made.challenge.stage)
-        replays.append(
-            replay_passes(config, made.challenge, made.start, made.end, made.evidence, corpus, replayed_in, neighbours)
-        )
+        replays.append(replay_passes(config, made, corpus, replayed_in, neighbours))
     return Noise(
         mode=replayed_in,
         machine=machine(),

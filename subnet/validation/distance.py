@@ -35,10 +35,14 @@ class Distance:
 
 
 def ratio(part: float, whole: float) -> float:
-    """`part / whole` without infinities: nothing over nothing is 0."""
+    """`part / whole` without infinities: nothing over nothing is 0, and what is no number is as far off as anything can be.
+
+    A comparison with NaN is false, so a distance that is one would lie under every limit.
+    """
     if part == 0:
         return 0.0
-    return min(part / whole, RATIO_LIMIT) if whole > 0 else RATIO_LIMIT
+    found = part / whole if whole > 0 else RATIO_LIMIT
+    return found if found < RATIO_LIMIT else RATIO_LIMIT
 
 
 def relative(claimed: Values, replayed: Values) -> float:

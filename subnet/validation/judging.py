@@ -11,6 +11,7 @@ from subnet.training.neighbours import Neighbours
 from subnet.types import Measures, NumericMode, Outcome
 from subnet.validation.ends import check_ends
 from subnet.validation.evidence import decode_evidence
+from subnet.validation.recording import Recording
 from subnet.validation.replay import replay_segment
 from subnet.validation.verdict import judge
 from subnet.wire import Challenge
@@ -55,10 +56,11 @@ def judge_segment(
     modes = [mode, *(own for own in config.training.modes if own is challenge.mode and own is not mode)]
     try:
         records = decode_evidence(presented.evidence, limit_bytes=len(presented.evidence))
+        made = Recording(challenge=challenge, start=start, end=end, evidence=records)
         if presented.anchor is not None:
             check_ends(config, challenge, presented.anchor, start, end)
         for replayed_in in modes:
-            measures = replay_segment(config, challenge, start, end, records, corpus, replayed_in, presented.neighbours)
+            measures = replay_segment(config, made, corpus, replayed_in, presented.neighbours)
             outcome, reason = judge(measures, config.audit)
             if outcome is not Outcome.FAIL:
                 break

@@ -19,10 +19,11 @@ from subnet.receipts import extend
 from subnet.training.checkpoint import STATE_KINDS, CheckpointState, read_checkpoint
 from subnet.training.neighbours import NO_NEIGHBOURS, Neighbours
 from subnet.training.pipeline import SampleKey, StageWorker
+from subnet.training.reachable import check_reachable
 from subnet.types import NO_DIGEST, Checkpoint, Digest, Direction, Measures, NumericMode, Receipt, StageIndex
 from subnet.validation.distance import Distance, Values, bf16_spacing, distance, ratio, relative
 from subnet.validation.evidence import Evidence
-from subnet.validation.recording import loss_digest, tokens_digest
+from subnet.validation.recording import Recording, loss_digest, tokens_digest
 from subnet.validation.verdict import is_backward_failing, is_forward_failing
 from subnet.wire import Challenge, sample_key
 
@@ -59,37 +60,24 @@ class Replayed:
 
 
 def replay_segment(
-    config: RunConfig,
-    challenge: Challenge,
-    start: bytes,
-    end: bytes,
-    evidence: Evidence,
-    corpus: Corpus,
-    mode: NumericMode,
-    neighbours: Neighbours = NO_NEIGHBOURS,
+    config: RunConfig, made: Recording, corpus: Corpus, mode: NumericMode, neighbours: Neighbours = NO_NEIGHBOURS
 ) -> Measures:
-    """Measures of the challenged segment, computed in `mode`. Raises ProtocolViolation with the reason to fail it."""
-    return replay_passes(config, challenge, start, end, evidence, corpus, mode, neighbours).summary()
+    """Measures of a segment as presented, computed in `mode`. Raises ProtocolViolation with the reason to fail it."""
+    return replay_passes(config, made, corpus, mode, neighbours).summary()
 
 
 def replay_passes(
-    config: RunConfig,
-    challenge: Challenge,
-    start: bytes,
-    end: bytes,
-    evidence: Evidence,
-    corpus: Corpus,
-    mode: NumericMode,
-    neighbours: Neighbours = NO_NEIGHBOURS,
+    config: RunConfig, made: Recording, corpus: Corpus, mode: NumericMode, neighbours: Neighbours = NO_NEIGHBOURS
 ) -> Replayed:
     """The same, pass by pass."""
-    first = _opened(config, challenge.stage, start, challenge.start_checkpoint)
-    last = _opened(config, challenge.stage, end, challenge.end_checkpoint)
+    challenge, evidence = made.challenge, made.evidence
+    first = _opened(config, challenge.stage, made.start, challenge.start_checkpoint)
+    last = _opened(config, challenge.stage, made.end, challenge.end_checkpoint)
     _check_chain(challenge, evidence)
     worker = StageWorker(config, challenge.stage, mode)
     if neighbours:
         worker.load_neighbours(neighbours)
-    worker.restore(start)
+    worker.restore(made.start)
     replay = _Replay(config, worker, evidence, corpus)
     for receipt in evidence.receipts:
         replay.repeat(receipt)
@@ -108,6 +96,7 @@ def _opened(config: RunConfig, stage: StageIndex, data: bytes, announced: Checkp
         raise ProtocolViolation(
             f"the checkpoint was taken at step {found.num_steps}, {announced.num_steps} was committed"
         )
+    check_reachable(config, stage, found)
     return found
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from neurons.roles.ports import MinerPorts
 from neurons.virtual import VirtualPlan
 from subnet.frames import Frame
 from subnet.orchestration.ledger import Absent, CaseClosed, ShardMerged
@@ -22,6 +23,7 @@ from tests.strategies import (
     sending,
     silent_after_the_merge,
     silent_reducer,
+    storing_other_bytes,
     storing_zeros,
 )
 
@@ -56,6 +58,31 @@ def test_a_corrupt_reducer_changes_nothing_and_loses_the_epoch() -> None:
         assert trial.cheats <= set(account.voided)
     trial.check_honest_are_safe()
     assert trial.pay[0] == 0.0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_shard_that_is_not_what_its_digest_says_costs_nobody_else_the_epoch(seed: int) -> None:
+    """The liar's copy is the accepted one. Once all others of its stage could not step from it and were not paid."""
+    trial = with_ports(storing_other_bytes("shard"), stage=1, config=CONFIG, seed=seed)
+    for account in epochs(trial.result):
+        assert any(cheat in shard.accepted.key for cheat in trial.cheats for shard in account.shards)
+        assert not account.missed
+    assert trial.pay[1] > 0.0
+    trial.check_honest_are_safe()
+
+
+def test_the_referee_takes_no_bytes_that_are_not_what_their_digest_says() -> None:
+    """A stage's miners store other bytes and leave the outer step to the orchestrator, which once published what came of them."""
+
+    def leave(ports: MinerPorts) -> MinerPorts:
+        return silent_after_the_merge(storing_other_bytes("shard")(ports))
+
+    published = []
+    for dealing in (silent_after_the_merge, leave):
+        first = epochs(with_ports(dealing, dealing, stage=1, config=CONFIG).result)[0]
+        assert first.snapshots is not None
+        published.append(first.snapshots.snapshots[1].digest)
+    assert published[0] == published[1]
 
 
 def test_a_reducer_that_reports_nothing_holds_up_no_merge() -> None:

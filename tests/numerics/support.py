@@ -165,4 +165,4 @@ def record_pass(recorders: Sequence[Recorder], corpus: PatternCorpus, key: Sampl
 def replay(config: RunConfig, made: Recording, mode: NumericMode = NumericMode.FP32) -> Measures:
     """Measures of a segment as presented."""
     corpus = PatternCorpus(config)
-    return replay_segment(config, made.challenge, made.start, made.end, made.evidence, corpus, mode)
+    return replay_segment(config, made, corpus, mode)

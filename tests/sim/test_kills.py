@@ -64,6 +64,24 @@ def test_the_orchestrator_is_killed_around_a_seal(at_s: float, monkeypatch: pyte
     assert not convicted(result)
 
 
+@pytest.mark.parametrize("phase", [Phase.GATHERING, Phase.PUBLISHED])
+def test_the_orchestrator_is_away_for_longer_than_a_request_waits_when_miners_report_ready(phase: Phase) -> None:
+    """Once nobody said it again, and no epoch began any more."""
+    epoch = {Phase.PUBLISHED: 1}.get(phase, 0)
+    result = simulate(
+        plan_with(Kill(name="orchestrator", at_s=0.04, down_s=60.0, phase=phase, epoch=epoch)),
+        altered(QUICK, training={"min_miners": NUM_MINERS}),
+    )
+    assert result.num_kills == 1
+    assert not convicted(result)
+
+
+def test_scores_are_posted_again_when_the_orchestrator_was_away_for_longer_than_a_request_waits() -> None:
+    """Weights were set by then and are not set again, so nothing brought the scores back. The run ends when all are there."""
+    result = simulate(plan_with(Kill(name="orchestrator", at_s=2.5, down_s=60.0, phase=Phase.FINISHED, epoch=2)), QUICK)
+    assert result.num_kills == 1
+
+
 def test_every_orchestrator_starts_from_the_state_that_the_one_before_stored() -> None:
     """What is left in the end is the whole state and a short journal, however long the run was."""
     kills = [Kill(name="orchestrator", at_s=0.2, down_s=1.0, phase=Phase.TRAINING, epoch=epoch) for epoch in range(3)]

@@ -36,6 +36,7 @@ CONFIG = RunConfig(
 )
 OWNER = KeypairSigner.from_uri("//owner", deterministic=True)
 VALIDATOR = KeypairSigner.from_uri("//v1", deterministic=True)
+CONFIRMER = KeypairSigner.from_uri("//v2", deterministic=True)
 MINERS = tuple(KeypairSigner.from_uri(f"//m{number}", deterministic=True) for number in (1, 2, 3))
 HOTKEYS = tuple(miner.hotkey for miner in MINERS)
 NAMES = {OWNER.hotkey: "orchestrator", VALIDATOR.hotkey: "v1"} | {
@@ -43,7 +44,7 @@ NAMES = {OWNER.hotkey: "orchestrator", VALIDATOR.hotkey: "v1"} | {
 }
 LOSSES = (2.0, 1.5)
 
-Change = Callable[[AnyFact], AnyFact | None]
+Change = Callable[[AnyFact], AnyFact | tuple[AnyFact, ...] | None]
 
 
 def unchanged(fact: AnyFact) -> AnyFact | None:
@@ -51,14 +52,15 @@ def unchanged(fact: AnyFact) -> AnyFact | None:
 
 
 def segments(change: Change = unchanged) -> list[bytes]:
-    """The sealed segments; `change` may alter or leave out any fact before it is recorded."""
+    """The sealed segments; `change` may alter or leave out any fact before it is recorded, or put several in its place."""
     ledger, sealed = Ledger(), list[bytes]()
     history = History(OWNER.hotkey)
 
     def record(fact: AnyFact) -> None:
         changed = change(fact)
-        if changed is not None:
-            ledger.append(changed, at_s=1000.0 + ledger.num_entries)
+        for one in changed if isinstance(changed, tuple) else (changed,):
+            if one is not None:
+                ledger.append(one, at_s=1000.0 + ledger.num_entries)
 
     record(_created())
     for epoch in (Epoch(0), Epoch(1)):
@@ -134,19 +136,21 @@ def _root(commits: list[Committed]) -> Digest:
     return receipts.merkle_root(leaves)
 
 
-def verdict(epoch: Epoch, hotkey: Hotkey, outcome: Outcome = Outcome.PASS) -> Verdict:
-    """Signed by the validator."""
+def verdict(
+    epoch: Epoch, hotkey: Hotkey, outcome: Outcome = Outcome.PASS, *, signer: KeypairSigner = VALIDATOR
+) -> Verdict:
+    """Signed by the validator, or another."""
     unsigned = Verdict(
         run_id="run-1",
         epoch=epoch,
         hotkey=hotkey,
         segment=0,
-        validator=VALIDATOR.hotkey,
+        validator=signer.hotkey,
         outcome=outcome,
         reason="near enough" if outcome is Outcome.PASS else "far off",
         published_rule_passes=True,
     )
-    return msgspec.structs.replace(unsigned, signature=VALIDATOR.sign(receipts.verdict_bytes(unsigned)))
+    return msgspec.structs.replace(unsigned, signature=signer.sign(receipts.verdict_bytes(unsigned)))
 
 
 def _posted(history: History, segment: int) -> ScoresPosted:

@@ -29,6 +29,7 @@ def test_an_honest_record_holds() -> None:
     findings = [
         checks.check_invariants(found),
         checks.check_verdicts(found, OWNER.verify),
+        checks.check_outcomes(found),
         checks.check_commit_roots(found),
         checks.check_posted(found),
         checks.check_roots(found, small_record.discovery(found), is_final=True),
@@ -87,6 +88,12 @@ def test_a_verdict_that_its_validator_did_not_sign_is_named() -> None:
     finding = checks.check_verdicts(history(segments(change)), OWNER.verify)
     assert finding.holds is False
     assert f"is not signed by {VALIDATOR.hotkey}" in finding.detail
+
+
+def test_a_pass_that_no_verdict_says_is_named() -> None:
+    finding = checks.check_outcomes(history(segments(lambda fact: None if isinstance(fact, VerdictRecorded) else fact)))
+    assert finding.holds is False
+    assert "is closed with pass, which its verdicts and absences do not come to" in finding.detail
 
 
 def test_a_commitment_that_the_root_does_not_cover_is_named() -> None:

@@ -68,6 +68,16 @@ def test_a_last_stage_that_reports_too_little_is_flagged_as_well() -> None:
     assert [(flag.hotkey, flag.effect < 0) for flag in flagged] == [(STAGES[2][0], True)]
 
 
+@pytest.mark.parametrize("loss", [1e308, 1e200, 1e9, -1e308])
+def test_a_loss_that_is_no_loss_ends_no_validator_and_hides_nobody(loss: float) -> None:
+    """A last-stage miner writes two of them into its receipts; their sum is no number."""
+    accounts = accounts_of(lambda hops: 0.4 * (hops[1] == STAGES[1][2]))
+    first = accounts.epochs[Epoch(0)]
+    for sample in list(first.losses)[:2]:
+        first.losses[sample] = loss
+    assert STAGES[1][2] in [flag.hotkey for flag in find_flags(accounts, Epoch(2), CLASP)]
+
+
 def test_only_the_window_up_to_the_epoch_counts() -> None:
     accounts = accounts_of(lambda hops: 0.8 * (hops[0] == STAGES[0][1]))
     assert find_flags(accounts, Epoch(-1), CLASP) == ()

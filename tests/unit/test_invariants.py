@@ -2,13 +2,26 @@
 
 import pytest
 
+from subnet.config import AuditConfig
 from subnet.errors import InvariantBroken
 from subnet.frames import digest
 from subnet.lanes import Lanes
-from subnet.orchestration.invariants import check_record, check_state, check_weights
-from subnet.orchestration.ledger import AnyFact, Credited, Enlisted, Entry, EpochPublished, EpochStarted, Leased, Voided
+from subnet.orchestration.invariants import check_cases, check_record, check_state, check_weights
+from subnet.orchestration.ledger import (
+    Absent,
+    AnyFact,
+    CaseClosed,
+    Credited,
+    Enlisted,
+    Entry,
+    EpochPublished,
+    EpochStarted,
+    Leased,
+    VerdictRecorded,
+    Voided,
+)
 from subnet.orchestration.state import Work
-from subnet.types import NO_DIGEST, Epoch, Hotkey, SampleId, StageIndex
+from subnet.types import NO_DIGEST, Epoch, Hotkey, Outcome, SampleId, StageIndex, Verdict
 from tests.unit.orchestration import MINERS, START, Run
 
 A, B = Hotkey("a"), Hotkey("b")
@@ -53,6 +66,62 @@ def test_a_whole_record_holds() -> None:
 def test_each_breach_of_a_record_is_named(facts: tuple[AnyFact, ...], what: str) -> None:
     with pytest.raises(InvariantBroken, match=what):
         check(*facts)
+
+
+def said(outcome: Outcome, validator: str, hotkey: Hotkey = A) -> VerdictRecorded:
+    verdict = Verdict(
+        run_id="r", epoch=E, hotkey=hotkey, segment=0, validator=Hotkey(validator), outcome=outcome, reason=""
+    )
+    return VerdictRecorded(verdict=verdict)
+
+
+def closed(outcome: Outcome, epoch: Epoch = E) -> CaseClosed:
+    return CaseClosed(epoch=epoch, hotkey=A, segment=0, outcome=outcome, banned_until=E, at_epoch=E)
+
+
+def check_closed(*facts: AnyFact) -> int:
+    entries = [Entry(seq=seq, at_s=0.0, fact=fact, head=NO_DIGEST) for seq, fact in enumerate(facts)]
+    return check_cases(entries, AuditConfig())
+
+
+PASS, FAIL, UNSURE = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
+GONE = Absent(epoch=E, hotkey=A, segment=0)
+GONE_AGAIN = Absent(epoch=Epoch(3), hotkey=A, segment=0)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        (said(PASS, "v"), closed(PASS)),
+        (said(FAIL, "v"), said(FAIL, "w"), closed(FAIL)),
+        (said(FAIL, "v"), said(PASS, "w"), said(PASS, "x"), closed(PASS)),
+        (said(FAIL, "v"), said(UNSURE, "w"), closed(UNSURE)),
+        (closed(UNSURE),),
+        (GONE, closed(UNSURE), GONE_AGAIN, closed(FAIL, Epoch(3))),
+    ],
+)
+def test_audits_that_were_closed_as_their_verdicts_say(facts: tuple[AnyFact, ...]) -> None:
+    assert check_closed(*facts) == sum(isinstance(fact, CaseClosed) for fact in facts)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        (closed(FAIL),),
+        (said(FAIL, "v"), closed(FAIL)),
+        (said(FAIL, "v"), said(FAIL, "v"), closed(FAIL)),
+        (said(FAIL, "v"), said(FAIL, "w", B), closed(FAIL)),
+        (said(FAIL, "v"), closed(FAIL), said(FAIL, "w")),
+        (GONE, closed(FAIL)),
+        (closed(PASS),),
+        (said(PASS, A), closed(PASS)),
+        (said(FAIL, "v"), said(FAIL, "w"), closed(PASS)),
+        (said(FAIL, "v"), said(FAIL, "w"), closed(UNSURE)),
+    ],
+)
+def test_an_orchestrator_neither_bans_nor_clears_anybody_by_itself(facts: tuple[AnyFact, ...]) -> None:
+    with pytest.raises(InvariantBroken, match="which its verdicts and absences do not come to"):
+        check_closed(*facts)
 
 
 def test_a_state_that_holds_and_three_that_do_not() -> None:

@@ -177,13 +177,16 @@ def test_an_honest_miner_that_is_not_paid_is_named_with_the_reason() -> None:
 
 
 def convicting(hotkey: Hotkey) -> Change:
-    """The record in which `hotkey` fails its audit of epoch 0."""
+    """The record in which `hotkey` fails its audit of epoch 0, and a second validator finds the same."""
 
-    def change(fact: AnyFact) -> AnyFact | None:
+    def change(fact: AnyFact) -> AnyFact | tuple[AnyFact, ...] | None:
         if isinstance(fact, CaseClosed) and fact.hotkey == hotkey and fact.epoch == 0:
             return msgspec.structs.replace(fact, outcome="fail", banned_until=217)
         if isinstance(fact, VerdictRecorded) and fact.verdict.hotkey == hotkey and fact.verdict.epoch == 0:
-            return VerdictRecorded(verdict=small_record.verdict(fact.verdict.epoch, hotkey, Outcome.FAIL))
+            return tuple(
+                VerdictRecorded(verdict=small_record.verdict(fact.verdict.epoch, hotkey, Outcome.FAIL, signer=signer))
+                for signer in (small_record.VALIDATOR, small_record.CONFIRMER)
+            )
         return fact
 
     return change

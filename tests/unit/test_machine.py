@@ -21,6 +21,7 @@ from subnet.orchestration.events import (
     encode_event,
 )
 from subnet.orchestration.ledger import BeaconSeen, EpochStarted, RunCreated
+from subnet.orchestration.retention import EPOCHS_KEPT
 from subnet.orchestration.state import ANSWERS_KEPT, State
 from subnet.types import Epoch, Hotkey, Metagraph, Neuron, Outcome, Phase, Uid
 from tests.unit.orchestration import CONFIG, MINERS, RUN, VALIDATORS, Run, created
@@ -88,6 +89,24 @@ def test_a_run_without_an_end_goes_on() -> None:
     assert run.state.epoch == 5
     assert [fact.epoch for fact in run.facts(EpochStarted)] == list(range(6))
     assert [fact.beacon for fact in run.facts(BeaconSeen)] == [f"b{n}" for n in range(1, 6)]
+
+
+def endless() -> Run:
+    """In the training phase of epoch 0, with nothing to end the run."""
+    run = Run(config=msgspec.structs.replace(CONFIG, training=msgspec.structs.replace(CONFIG.training, num_epochs=0)))
+    run.begin(*SIX)
+    return run
+
+
+def test_nobody_is_asked_to_measure_an_epoch_whose_objects_are_gone() -> None:
+    """Its evaluator was away all the time. Back, it would ask for them for ever."""
+    run = endless()
+    for _ in range(5):
+        whole_epoch(run)
+        run.ready(*SIX)
+        close_cases(run)
+    assert run.state.evaluations
+    assert min(run.state.evaluations) > run.state.epoch - EPOCHS_KEPT
 
 
 # ---- gathering and starting ------------------------------------------------------------------------------------------

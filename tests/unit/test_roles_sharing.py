@@ -159,8 +159,36 @@ async def test_a_merge_is_downloaded_into_one_vector_and_checked_part_by_part(
             await sharing.download_merged(plan, wrong)
     for spoil in (turned, cut):
         await store.put(ref.key, spoil(await store.get(ref.key)))
-        with pytest.raises(ProtocolViolation, match="is not the one announced"):
+        with pytest.raises(ProtocolViolation, match="nobody has shard 0 of stage 0 as it was announced"):
             await sharing.download_merged(plan, [shard])
+
+
+@pytest.mark.parametrize("num_false", [0, 1, 2])
+async def test_a_merged_shard_is_found_whoever_stored_other_bytes_under_its_digest(
+    sharing: Sharing, store: MemoryBlobStore, num_false: int
+) -> None:
+    """A bucket binds the size of an object, not its digest. With both copies false the miner sums up itself."""
+    vectors = dict.fromkeys((ME, OTHER), to_bytes(np.full(ELEMENTS, 2.0, np.float32)))
+    plan = await merge_of(store, vectors)
+    true = to_bytes(np.full(ELEMENTS, 2.0, np.float32))
+    refs = [
+        BlobRef(key=f"runs/run-1/e0/shard/{hotkey}/s0-0-{digest(true)}", digest=digest(true), size_bytes=len(true))
+        for hotkey in plan.shards[0].reducers
+    ]
+    for place, ref in enumerate(refs):
+        await store.put(ref.key, bytes(len(true)) if place < num_false else true)
+    merged = await sharing.download_merged(plan, [wire.ReducedShard(shard=0, ref=refs[0])])
+    assert merged.tolist() == [2.0] * ELEMENTS
+
+
+async def test_a_merged_shard_that_nobody_has_and_no_sum_comes_to_is_not_used(
+    sharing: Sharing, store: MemoryBlobStore
+) -> None:
+    vectors = dict.fromkeys((ME, OTHER), to_bytes(np.full(ELEMENTS, 2.0, np.float32)))
+    plan = await merge_of(store, vectors)
+    false = BlobRef(key=f"runs/run-1/e0/shard/{ME}/s0-0-x", digest=digest(b"x"), size_bytes=4 * ELEMENTS)
+    with pytest.raises(ProtocolViolation, match="nobody has shard 0 of stage 0 as it was announced"):
+        await sharing.download_merged(plan, [wire.ReducedShard(shard=0, ref=false)])
 
 
 async def test_a_segment_that_is_not_on_disk_any_more_cannot_be_presented(sharing: Sharing, control: AtTheDesk) -> None:

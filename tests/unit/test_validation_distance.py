@@ -75,7 +75,15 @@ def test_zeros_against_zeros_and_against_something() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "whole", "expected"), [(0, 0, 0), (1, 0, RATIO_LIMIT), (1, 2, 0.5), (1, 1e-300, RATIO_LIMIT)]
+    ("part", "whole", "expected"),
+    [
+        (0, 0, 0),
+        (1, 0, RATIO_LIMIT),
+        (1, 2, 0.5),
+        (1, 1e-300, RATIO_LIMIT),
+        (np.inf, np.inf, RATIO_LIMIT),
+        (np.nan, 1, RATIO_LIMIT),
+    ],
 )
 def test_ratios_are_finite(part: float, whole: float, expected: float) -> None:
     assert ratio(part, whole) == expected

@@ -8,7 +8,7 @@ from msgspec import inspect
 
 from subnet import wire
 from subnet.errors import ProtocolViolation
-from subnet.types import Epoch, Message
+from subnet.types import Digest, Direction, Epoch, Message, Receipt, SampleId, StageIndex
 
 REQUESTS: tuple[type[Message], ...] = get_args(wire.Request)
 RESPONSES: tuple[type[Message], ...] = get_args(wire.Response)
@@ -121,6 +121,30 @@ def test_a_bad_message_says_what_and_where(body: bytes, words: str) -> None:
 def test_a_deeply_nested_value_is_refused() -> None:
     with pytest.raises(ProtocolViolation, match="decode"):
         wire.decode(dict, b'{"a":' * 50_000)
+
+
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1, 1 << 300])
+def test_an_integer_of_more_than_64_bits_is_refused(number: int) -> None:
+    """One in a commitment once ended the orchestrator at the next seal, and at every start after it: its state is msgpack."""
+    request = wire.PostReceipts(
+        epoch=Epoch(0),
+        num_before=0,
+        receipts=(
+            Receipt(
+                run_id="r",
+                epoch=Epoch(0),
+                sample=SampleId(0),
+                branch=0,
+                stage=StageIndex(0),
+                direction=Direction.STEP,
+                params_version=number,
+            ),
+        ),
+        head=Digest(""),
+    )
+    body = wire.encode(wire.Envelope(request_id="id", request=request))
+    with pytest.raises(ProtocolViolation, match="more than 64 bits"):
+        wire.decode(wire.Envelope, body)
 
 
 def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:

@@ -2,6 +2,7 @@
 
     python scripts/bench.py                    all of them, each in less than a minute
     python scripts/bench.py --only hop --scale 3    one of them, three times as long
+    HIVEMIND_PYTHON=.../python scripts/bench.py --only butterfly    beside hivemind, which that interpreter has
 
 What is compared runs in turns, so that the rest of the machine's work meets both sides; the load stands beside each figure.
 """

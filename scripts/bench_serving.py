@@ -99,9 +99,9 @@ def sweep_loss(directory: ModelDirectory, *, num_windows: int = 64) -> tuple[flo
     """
     served = directory.served
     stages = []
-    for stage in range(NUM_STAGES):
-        tensors = directory.tensors(served.tensor_names(stage, NUM_STAGES), torch.float32)
-        stages.append(DenoisingRunner(served, stage, NUM_STAGES, tensors, max_positions=PROMPT + ANSWER))
+    for number in range(NUM_STAGES):
+        tensors = directory.tensors(served.tensor_names(number, NUM_STAGES), torch.float32)
+        stages.append(DenoisingRunner(served, number, NUM_STAGES, tensors, max_positions=PROMPT + ANSWER))
     corpus = make_corpus(served.run)
     windows = np.concatenate([corpus.heldout(index) for index in range(-(-num_windows // 8))])[:num_windows]
     losses = []
@@ -110,6 +110,7 @@ def sweep_loss(directory: ModelDirectory, *, num_windows: int = 64) -> tuple[flo
         for stage in stages:
             cache = SequenceCache(stage.cache_shape, PROMPT)
             rows, logits = stage.run([Targets(Span(cache, 0, window[:PROMPT].tolist()), ANSWER, index)], rows)
+        assert logits is not None
         targets = torch.from_numpy(window[PROMPT : PROMPT + ANSWER])
         losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none").double())
     by_place = torch.stack(losses).mean(0)

@@ -4,8 +4,11 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 """What stands between them is written by the script."""
@@ -33,7 +36,7 @@ class Memory(msgspec.Struct, frozen=True):
     held: int
 
 
-def read_lines(path: Path, kind: type[Result] | type[Memory]) -> list:
+def read_lines(path: Path, kind: type[T]) -> list[T]:
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [msgspec.json.decode(line, type=kind) for line in lines]
 

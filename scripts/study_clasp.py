@@ -5,6 +5,7 @@ import math
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -233,7 +234,7 @@ def cost() -> None:
             for at in range(0, 1_000_000, 65_536)
         ]
         started = time.process_time()
-        fit = attribute(lambda parts=parts: parts, scenario.sizes, num_stages=8, epoch_of_block=scenario.epoch_of_block)
+        fit = attribute(partial(iter, parts), scenario.sizes, num_stages=8, epoch_of_block=scenario.epoch_of_block)
         flags(fit, names(scenario), ClaspConfig())
         elapsed = time.process_time() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yarl
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from subnet.adapters.grants import check_grant
 from subnet.adapters.http_client import open_session
 from subnet.adapters.listener import Listener
 from subnet.adapters.system import SystemClock
-from subnet.errors import Refused, TransientFailure
+from subnet.errors import ProtocolViolation, Refused, TransientFailure
 from subnet.frames import digest
 from subnet.types import BlobRef
 
@@ -97,6 +98,39 @@ async def test_the_length_is_checked_before_a_byte_is_read(tmp_path: Path, lengt
         writer.close()
         await writer.wait_closed()
         assert not files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "content_range", "body"),
+    [
+        ("bytes=-3", 206, "bytes 4997-4999/5000", b"ard"),
+        ("bytes=4998-9999", 206, "bytes 4998-4999/5000", b"rd"),
+        ("bytes=5000-", 416, "bytes */5000", b""),
+        ("bytes=0-1,4-5", 416, "bytes */5000", b""),
+        ("lines=0-1", 416, "bytes */5000", b""),
+    ],
+)
+async def test_a_range_is_answered_as_http_says(
+    tmp_path: Path, asked: str, status: int, content_range: str, body: bytes
+) -> None:
+    async with serving(tmp_path) as (store, session, _):
+        await store.put(REF.key, DATA)
+        url = yarl.URL(store.download_url(REF.key, expires_at_s=CLOCK.now() + 60), encoded=True)
+        async with session.get(url, headers={"Range": asked}) as response:
+            assert (response.status, response.headers["Content-Range"]) == (status, content_range)
+            assert await response.read() == body
+
+
+async def test_a_store_that_gives_more_than_was_asked_for_is_not_read_on(tmp_path: Path) -> None:
+    async def generous(request: web.BaseRequest, rest: str) -> web.StreamResponse:
+        return web.Response(status=206, body=DATA)
+
+    async with serving(tmp_path) as (_, session, listener):
+        listener.mount("/generous", generous)
+        buffer = bytearray(10)
+        with pytest.raises(ProtocolViolation, match="longer than 10 bytes"):
+            await HttpBlobs(session).get_into(f"http://127.0.0.1:{listener.port}/generous", memoryview(buffer))
+        assert buffer == bytes(10)
 
 
 async def test_other_methods_and_names_are_not_served(tmp_path: Path) -> None:

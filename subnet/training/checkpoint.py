@@ -39,9 +39,13 @@ class CheckpointState:
         """Params as the merge sees them."""
         return flatten(self.params)
 
+    def state_of(self, kind: str) -> dict[str, Tensor]:
+        """Every tensor of the optimizer state of one of STATE_KINDS; none when this optimizer has none."""
+        return {name: tensor for name, tensor in self.state.items() if name.startswith(kind)}
+
     def flat_state(self, kind: str) -> npt.NDArray[np.float32]:
-        """Every tensor of the optimizer state of one of STATE_KINDS; empty when this optimizer has none."""
-        chosen = {name: tensor for name, tensor in self.state.items() if name.startswith(kind)}
+        """The same as one vector."""
+        chosen = self.state_of(kind)
         return flatten(chosen) if chosen else np.empty(0, dtype=np.float32)
 
 

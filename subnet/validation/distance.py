@@ -45,11 +45,6 @@ def ratio(part: float, whole: float) -> float:
     return found if found < RATIO_LIMIT else RATIO_LIMIT
 
 
-def relative(claimed: Values, replayed: Values) -> float:
-    """Norm of the difference over the norm of the replay."""
-    return ratio(float(np.linalg.norm(replayed - claimed)), float(np.linalg.norm(replayed)))
-
-
 def bf16_spacing(claimed: Values) -> Values:
     """How far the next bf16 value lies: two honest results that round to different sides are this much apart."""
     _, exponent = np.frexp(claimed)

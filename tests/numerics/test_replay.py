@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
+from torch import Tensor
 
 from subnet.config import Bottleneck, OptimizerKind, RunConfig
 from subnet.errors import ProtocolViolation
@@ -288,6 +289,13 @@ def test_more_open_samples_than_the_run_allows_are_refused(honest_segment: tuple
         replay(tight, made)
 
 
+def with_end(made: Recording, tensors: dict[str, Tensor]) -> Recording:
+    """The segment with another checkpoint at its end, which is the one that was committed."""
+    data = safetensors.torch.save(tensors)
+    end = msgspec.structs.replace(made.challenge.end_checkpoint, digest=digest(data))
+    return replaced(made, end=data, challenge=msgspec.structs.replace(made.challenge, end_checkpoint=end))
+
+
 def test_a_poisoned_optimizer_state_shows(honest_segment: tuple[RunConfig, list[Recording]]) -> None:
     config, segments = honest_segment
     made = segments[1]
@@ -295,11 +303,18 @@ def test_a_poisoned_optimizer_state_shows(honest_segment: tuple[RunConfig, list[
     for name, tensor in tensors.items():
         if name.startswith("muon.momentum."):
             tensor.neg_()
-    data = safetensors.torch.save(tensors)
-    end = msgspec.structs.replace(made.challenge.end_checkpoint, digest=digest(data))
-    poisoned = replaced(made, end=data, challenge=msgspec.structs.replace(made.challenge, end_checkpoint=end))
-    measures = replay(config, poisoned)
+    measures = replay(config, with_end(made, tensors))
     assert np.isclose(measures.rel_dw, 2.0)
+    assert judge(measures, config.audit)[0] is Outcome.FAIL
+
+
+def test_no_training_at_all_is_one_away(honest_segment: tuple[RunConfig, list[Recording]]) -> None:
+    config, segments = honest_segment
+    made = segments[1]
+    ended, began = safetensors.torch.load(made.end), safetensors.torch.load(made.start)
+    untrained = {name: ended[name] if name.startswith("count.") else began[name] for name in ended}
+    measures = replay(config, with_end(made, untrained))
+    assert measures.rel_dw == 1.0
     assert judge(measures, config.audit)[0] is Outcome.FAIL
 
 

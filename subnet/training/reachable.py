@@ -14,7 +14,7 @@ import numpy as np
 
 from subnet.config import RunConfig
 from subnet.errors import ProtocolViolation
-from subnet.training.checkpoint import CheckpointState
+from subnet.training.checkpoint import STATE_KINDS, CheckpointState
 from subnet.training.optimizers import ADAMW_BETAS, clip_limit
 from subnet.types import StageIndex
 
@@ -33,17 +33,17 @@ def largest_ratio(betas: tuple[float, float]) -> float:
 def check_reachable(config: RunConfig, stage: StageIndex, found: CheckpointState) -> None:
     """Raises ProtocolViolation: no history of clipped gradients leads to this optimizer state."""
     limit = clip_limit(config, stage) * ROUNDING
+    momentum, means, squares = (found.flat_state(kind) for kind in STATE_KINDS)
     norms = {
-        "momentum": _norm(found.flat_state("muon.momentum.")),
-        "mean": _norm(found.flat_state("adamw.mean.")),
-        "mean of squares": math.sqrt(float(found.flat_state("adamw.square.").sum(dtype=np.float64))),
+        "momentum": _norm(momentum),
+        "mean": _norm(means),
+        "mean of squares": math.sqrt(float(squares.sum(dtype=np.float64))),
     }
     for name, length in norms.items():
         if length > limit:
             raise ProtocolViolation(
                 f"the optimizer's {name} comes to {length:.3g}, clipped gradients to {limit:.3g} at most"
             )
-    means, squares = found.flat_state("adamw.mean."), found.flat_state("adamw.square.")
     bounds = np.sqrt(squares, dtype=np.float64) * (largest_ratio(ADAMW_BETAS) * ROUNDING) + UNDERFLOW
     if bool((np.abs(means) > bounds).any()):
         raise ProtocolViolation("the optimizer's mean is larger than any gradients with its mean of squares have")

@@ -387,20 +387,18 @@ async def test_a_state_without_its_number_is_damaged(server: EmbeddedStore) -> N
                 await call
 
 
-async def test_a_server_that_drops_keys_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [("maxmemory-policy", "allkeys-lru", "noeviction"), ("appendonly", "no", "appendonly yes")],
+    ids=["drops keys", "keeps nothing"],
+)
+async def test_a_server_that_may_lose_what_it_took_is_refused(
+    tmp_path: Path, name: str, value: str, remedy: str
+) -> None:
     server = start_embedded(tmp_path)
     async with opened(server, "run") as store:
-        await store._redis.config_set("maxmemory-policy", "allkeys-lru")
-        with pytest.raises(InvalidConfig, match="noeviction"):
-            await store.append([b"a"])
-    server.stop()
-
-
-async def test_a_server_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
-    server = start_embedded(tmp_path)
-    async with opened(server, "run") as store:
-        await store._redis.config_set("appendonly", "no")
-        with pytest.raises(InvalidConfig, match="appendonly yes"):
+        await store._redis.config_set(name, value)
+        with pytest.raises(InvalidConfig, match=remedy):
             await store.append([b"a"])
     server.stop()
 
